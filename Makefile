@@ -1,0 +1,37 @@
+# Every task a person or CI runs. Needs Python >= 3.11, make and git; the rest is installed into .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test check bench reference docs clean
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: .venv/installed  ## run the Day-34 sweep on the real engine, into out/day34
+	$(BIN)/batchbench sweep scenarios/day34.toml --out out/day34
+
+test: .venv/installed  ## run the whole test suite
+	$(BIN)/pytest
+
+check: .venv/installed  ## formatting, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: .venv/installed  ## time the scheduler and the harness's share of a sweep
+	$(BIN)/python benchmarks/overhead.py
+
+reference: .venv/installed  ## run the committed scenarios again and replace results/ and plots/
+	$(BIN)/batchbench sweep scenarios/day34.toml
+
+docs: .venv/installed  ## write the generated parts of docs/ again
+	$(BIN)/python docs/generate.py
+
+clean:  ## remove what the other targets made, the committed results excepted
+	rm -rf .venv out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

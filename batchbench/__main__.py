@@ -1,0 +1,5 @@
+"""`python -m batchbench`."""
+
+from batchbench.cli import app
+
+app()

@@ -1,0 +1,133 @@
+"""This project's own engine behind the seam."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+import engine.errors
+from batchbench.errors import EngineFailed, RequestRefused, UsageError
+from batchbench.protocol import Admission, EngineDescription, Eviction, IterationOutcome, RequestSpec, Text
+from batchbench.scenario import EngineSettings
+from engine.config import SchedulerConfig
+from engine.core import Engine
+from engine.model import Model
+from engine.runner import TorchRunner
+from engine.selftest import self_test
+from engine.weights import tiny_model
+
+_MODELS = {"tiny": tiny_model}
+
+
+class OwnEngineFactory:
+    """Loads the model once, proves the machine's numerics once, then builds an engine per pool."""
+
+    def __init__(self, settings: EngineSettings, *, audit: bool = False) -> None:
+        if settings.model not in _MODELS:
+            raise UsageError(f"unknown model {settings.model!r}; known: {', '.join(_MODELS)}")
+        self.settings, self.audit = settings, audit
+        self.model = _MODELS[settings.model](
+            settings.seed, getattr(torch, settings.dtype), _resolve_device(settings.device)
+        )
+        with _translated():
+            self_test(self.model)
+
+    def __call__(self, pool_blocks: int) -> OwnEngine:
+        return OwnEngine(self.settings, self.model, pool_blocks, audit=self.audit)
+
+
+class OwnEngine:
+    """One engine with one pool."""
+
+    def __init__(self, settings: EngineSettings, model: Model, pool_blocks: int, *, audit: bool = False) -> None:
+        self._settings, self._model = settings, model
+        with _translated():
+            config = SchedulerConfig(settings.slots, pool_blocks, settings.block_size, settings.watermark_blocks)
+            self.engine = Engine(config, TorchRunner(model, config, track_writes=audit), with_audit=audit)
+
+    def describe(self) -> EngineDescription:
+        config, model = self.engine.config, self._model
+        return EngineDescription(
+            engine="batchbench",
+            model=self._settings.model,
+            dtype=self._settings.dtype,
+            device=str(model.device),
+            slots=config.slots,
+            block_size=config.block_size,
+            pool_blocks=config.pool_blocks,
+            kv_bytes_per_token=model.config.kv_elements_per_token * model.dtype.itemsize,
+            weight_bytes=model.weights.nbytes,
+            watermark_blocks=config.watermark_blocks,
+            victim=config.victim,
+            numerics="exact",
+            versions={"torch": torch.__version__, "python": platform.python_version()},
+        )
+
+    def submit(self, request: RequestSpec) -> None:
+        with _translated():
+            self.engine.submit(request.request_id, request.prompt, request.output_tokens)
+
+    @property
+    def has_work(self) -> bool:
+        return self.engine.has_work
+
+    def step(self) -> IterationOutcome:
+        with _translated():
+            step = self.engine.step()
+        return IterationOutcome(
+            issued_tokens=step.issued_tokens,
+            collected_tokens=step.collected_tokens,
+            finished=tuple(step.finished),
+            preempted=tuple(event.request_id for event in step.evicted),
+            forward_tokens=step.forward_tokens,
+            recomputed_tokens=step.recomputed_tokens,
+            rebuilt_tokens=step.rebuilt_tokens,
+            padded_tokens=step.padded_tokens,
+            prefill_rows=step.prefill_rows,
+            admissions=tuple(Admission(a.request_id, a.slot, a.positions, a.rebuilt, a.resumed) for a in step.admitted),
+            evictions=tuple(
+                Eviction(e.request_id, e.slot, e.cached_tokens, e.generated_tokens, e.freed_blocks, e.thrash)
+                for e in step.evicted
+            ),
+            running=step.running,
+            waiting=step.waiting,
+            free_blocks=step.free_blocks,
+        )
+
+    def take(self, request_id: str) -> Text:
+        with _translated():
+            output = self.engine.take(request_id)
+        return Text(tuple(output.token_ids), tuple(output.logit_gaps))
+
+    def close(self) -> None:
+        del self.engine  # the K/V pool is the only thing held
+
+
+def _resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UsageError(f"unknown device {name!r}; known: auto, cpu, cuda, cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """The engine's errors as the harness's."""
+    try:
+        yield
+    except engine.errors.RequestRefused as error:
+        raise RequestRefused(str(error)) from error
+    except engine.errors.ConfigError as error:
+        raise UsageError(str(error)) from error
+    except (engine.errors.EngineError, RuntimeError) as error:  # RuntimeError: torch, out of memory for one
+        raise EngineFailed(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,236 @@
+"""The command line: thin commands over the library, one line and one exit code per error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from batchbench.adapters import engine_factory
+from batchbench.environment import git_revision, machine, versions
+from batchbench.errors import BatchbenchError, TextsDiffer
+from batchbench.predict import read_bandwidth_bytes_per_s
+from batchbench.present import Format, Sheet, one_line, plan_rows, plan_sheet, sweep_sheet, to_json
+from batchbench.progress import ProgressLines
+from batchbench.protocol import EngineDescription, EngineFactory, IterationOutcome, RequestSpec
+from batchbench.results import Result, ResultWriter, load_result, require_writable
+from batchbench.scenario import Scenario, load_scenario
+from batchbench.sweep import SweepObserver, check_sweep, sweep_pool_sizes
+from batchbench.timing import ContinuousTiming
+from batchbench.units import show_bytes
+from batchbench.workload import build_requests, workload_hash
+
+app = typer.Typer(
+    name="batchbench",
+    help="LLM inference under KV-cache pressure: one workload, several pool sizes, identical text or no figures.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print the table.")]
+
+
+@app.command()
+def sweep(
+    scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (TOML).")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the tables; results/NAME if left out.")] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Folder for the figures; plots/NAME, or OUT/plots with --out.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Engine to run: own.")] = "own",
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Check the engine's invariants after every iteration.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would run and its floor; run nothing.")
+    ] = False,
+    output_format: FormatOption = Format.table,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress lines.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Run a scenario at every pool size; write tables and figures if all texts are identical."""
+    with _errors(debug):
+        scenario = load_scenario(scenario_file)
+        requests = build_requests(scenario.workload)
+        make_engine = engine_factory(engine, scenario.engine, audit=audit)
+        if dry_run:
+            _print_plan(scenario, requests, make_engine, output_format)
+            return
+        tables = out or Path("results") / scenario.name
+        figures = plots or (out / "plots" if out else Path("plots") / scenario.name)
+        writer = ResultWriter(tables)
+        progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
+        try:
+            timings = sweep_pool_sizes(
+                requests, scenario.sweep.pools, make_engine, observer=_SaveAndShow(writer, figures, progress)
+            )
+        except TextsDiffer:
+            writer.discard_parts()  # no timings: not on disk either
+            raise
+        finally:
+            if progress is not None:
+                progress.close()
+        writer.join(timings, _provenance(scenario_file, scenario, requests, timings[0].engine))
+        result = load_result(tables)
+        _print_result(result, tables, _draw(result, figures), output_format)
+
+
+@app.command()
+def validate(
+    scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (TOML).")],
+    debug: DebugOption = False,
+) -> None:
+    """Check a scenario file and print its workload's hash; run nothing."""
+    with _errors(debug):
+        scenario = load_scenario(scenario_file)
+        requests = build_requests(scenario.workload)
+        print(
+            f"{one_line(str(scenario_file))}: valid. {scenario.name}: {len(requests)} requests through "
+            f"pools {', '.join(map(str, scenario.sweep.pools))}; workload {workload_hash(requests)}"
+        )
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of scenario files, for editors."""
+    print(json.dumps(Scenario.model_json_schema(), indent=2))
+
+
+@app.command()
+def plot(
+    result_folder: Annotated[Path, typer.Argument(metavar="RESULT", help="Folder that a sweep wrote.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the figures; RESULT/plots if left out.")] = None,
+    pool: Annotated[int | None, typer.Option(help="Pool of the slot timeline; the one that recomputes most.")] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Draw a result folder's figures again."""
+    with _errors(debug):
+        for path in _draw(load_result(result_folder), out or result_folder / "plots", pool):
+            print(path)
+
+
+class _SaveAndShow(SweepObserver):
+    """Saves every pool as it finishes and passes progress on."""
+
+    def __init__(self, writer: ResultWriter, figures: Path, progress: ProgressLines | None) -> None:
+        self._writer, self._figures, self._next = writer, figures, progress or SweepObserver()
+
+    def on_start(self, pools: Sequence[int]) -> None:
+        require_writable(self._figures)  # now, not after an hour's sweep
+        self._writer.open()
+        self._next.on_start(pools)
+
+    def on_pool(self, pool_blocks: int) -> None:
+        self._next.on_pool(pool_blocks)
+
+    def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
+        self._next.on_iteration(iteration, outcome)
+
+    def on_timing(self, timing: ContinuousTiming) -> None:
+        self._writer.save_pool(timing)
+        self._next.on_timing(timing)
+
+
+def _provenance(
+    path: Path, scenario: Scenario, requests: tuple[RequestSpec, ...], engine: EngineDescription
+) -> dict[str, Any]:
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "scenario": scenario.model_dump(mode="json"),
+        "workload_hash": workload_hash(requests),
+        # The pool is what varies, so that of the first point describes nothing.
+        "engine": {k: v for k, v in asdict(engine).items() if k not in ("pool_blocks", "versions")},
+        "versions": {**versions(), **engine.versions},
+        "machine": machine(),
+        "git": git_revision(path.resolve()),
+    }
+
+
+def _draw(result: Result, folder: Path, pool: int | None = None) -> list[Path]:
+    from batchbench.plots import draw_all  # matplotlib takes a second to import
+
+    return draw_all(result, folder, pool)
+
+
+def _print_plan(
+    scenario: Scenario, requests: tuple[RequestSpec, ...], make_engine: EngineFactory, output_format: Format
+) -> None:
+    check_sweep(requests, scenario.sweep.pools, make_engine)
+    engine = make_engine(min(scenario.sweep.pools))
+    about = engine.describe()
+    engine.close()
+    bandwidth = read_bandwidth_bytes_per_s()
+    rows = plan_rows(requests, scenario.sweep.pools, about, bandwidth)
+    document = {
+        "scenario": scenario.name,
+        "workload_hash": workload_hash(requests),
+        "model": about.model,
+        "dtype": about.dtype,
+        "device": about.device,
+        "requests": len(requests),
+        "kv_bytes_per_token": about.kv_bytes_per_token,
+        "weight_bytes": about.weight_bytes,
+        "read_bandwidth_bytes_per_s": bandwidth,
+        "pools": rows,
+    }
+    lines = [
+        f"{scenario.name}: {len(requests)} requests, model {about.model} in {about.dtype} on {about.device}, "
+        f"{about.slots} slots, blocks of {about.block_size}"
+    ]
+    if about.kv_bytes_per_token is not None and about.weight_bytes is not None:
+        lines.append(
+            f"{show_bytes(about.kv_bytes_per_token)} of K/V per position, {show_bytes(about.weight_bytes)} of weights, "
+            f"host memory read at {bandwidth / 1e9:.1f} GB/s"
+        )
+    _print(document, plan_sheet(rows), lines, output_format)
+
+
+def _print_result(result: Result, tables: Path, figures: list[Path], output_format: Format) -> None:
+    pools = [{str(k): v for k, v in row.items()} for row in result.tables["pools"].to_dict("records")]
+    document = {
+        "scenario": result.run["scenario"]["name"],
+        "workload_hash": result.run["workload_hash"],
+        "tables": str(tables),
+        "figures": [str(path) for path in figures],
+        "pools": pools,
+    }
+    lines = [f"tables: {tables}/*.parquet", f"figures: {figures[0].parent}/*.png"]
+    _print(document, sweep_sheet(pools), lines, output_format)
+
+
+def _print(document: dict[str, Any], sheet: Sheet, lines: list[str], output_format: Format) -> None:
+    if output_format is Format.json:
+        print(to_json(document))
+    elif output_format is Format.markdown:
+        print(sheet.markdown())
+    else:
+        sheet.print(Console())
+        print("\n" + "\n".join(lines))
+
+
+@contextmanager
+def _errors(debug: bool) -> Iterator[None]:
+    """One line on stderr and the error's exit code, instead of a traceback."""
+    try:
+        yield
+    except (BatchbenchError, KeyboardInterrupt, Exception) as error:
+        if debug:
+            raise
+        if isinstance(error, BatchbenchError):
+            code, line = error.exit_code, f"error: {error}"
+        elif isinstance(error, KeyboardInterrupt):
+            code, line = 130, "interrupted; the pools that were done are under parts/ in the output folder"
+        else:
+            code, line = 1, f"internal error: {type(error).__name__}: {error} (--debug shows where)"
+        print(one_line(line), file=sys.stderr)
+        raise typer.Exit(code) from None

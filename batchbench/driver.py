@@ -1,0 +1,61 @@
+"""Drives one engine through one workload. The only place that reads the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from batchbench.errors import EngineFailed
+from batchbench.protocol import BenchEngine, Clock, IterationOutcome, RequestSpec, Text
+from batchbench.timing import ContinuousTiming, IterationRecord
+
+OnIteration = Callable[[int, IterationOutcome], None]
+
+
+def run_workload(
+    engine: BenchEngine,
+    requests: Sequence[RequestSpec],
+    *,
+    clock: Clock = time.perf_counter,
+    on_iteration: OnIteration | None = None,
+) -> ContinuousTiming:
+    """Submit every request at its arrival, step until all are done, collect their texts.
+
+    on_iteration is called between two iterations, where its time is nobody's latency.
+    Raises EngineFailed if the engine stops early, or if its texts and its counts disagree.
+    """
+    arrivals = sorted(requests, key=lambda request: request.arrival_iteration)  # stable: then as listed
+    records: list[IterationRecord] = []
+    texts: dict[str, Text] = {}
+    iteration = submitted = 0
+    began = clock()
+    while submitted < len(arrivals) or engine.has_work:
+        if not engine.has_work and submitted < len(arrivals):
+            iteration = max(iteration, arrivals[submitted].arrival_iteration)  # nothing happens until then
+        while submitted < len(arrivals) and arrivals[submitted].arrival_iteration <= iteration:
+            engine.submit(arrivals[submitted])
+            submitted += 1
+        start = clock()
+        outcome = engine.step()
+        records.append(IterationRecord(iteration, outcome, clock() - start))
+        for request_id in outcome.finished:
+            texts[request_id] = engine.take(request_id)
+        if on_iteration is not None:
+            on_iteration(iteration, outcome)
+        iteration += 1
+    wall_s = clock() - began
+    _check_complete(requests, texts)
+    timing = ContinuousTiming(engine.describe(), tuple(requests), tuple(records), texts, wall_s)
+    kept = sum(len(text.token_ids) for text in texts.values())
+    if timing.collected_tokens != kept:
+        raise EngineFailed(f"the engine reported {timing.collected_tokens} tokens collected, its texts hold {kept}")
+    return timing
+
+
+def _check_complete(requests: Sequence[RequestSpec], texts: dict[str, Text]) -> None:
+    for request in requests:
+        if request.request_id not in texts:
+            raise EngineFailed(f"the engine has no work left, but {request.request_id!r} never finished")
+        got = len(texts[request.request_id].token_ids)
+        if got != request.output_tokens:
+            raise EngineFailed(f"{request.request_id!r} finished with {got} tokens of {request.output_tokens}")

@@ -1,0 +1,65 @@
+"""Where a result came from: machine, versions, source revision."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+_PACKAGES = ("kv-batchbench", "torch", "numpy", "pyarrow", "pandas")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that a figure depends on; null if not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def machine() -> Mapping[str, str | int | None]:
+    """System, processor, cores that this process may use, and memory in bytes. No host name."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+    }
+
+
+def git_revision(near: Path) -> Mapping[str, str | bool] | None:
+    """Commit of the repository that holds `near` and whether it has changes; None outside one."""
+    commit = _git(near, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    return {"commit": commit, "modified": bool(_git(near, "status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git(near: Path, *arguments: str) -> str | None:
+    folder = near if near.is_dir() else near.parent
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _processor() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or None
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None

@@ -1,0 +1,57 @@
+"""The proof that two runs produced the same text, token id by token id."""
+
+from __future__ import annotations
+
+from batchbench.errors import TextsDiffer
+from batchbench.timing import ContinuousTiming
+
+_SHOWN = 8  # tokens of each continuation in the message
+
+
+def require_same_texts(reference: ContinuousTiming, other: ContinuousTiming) -> None:
+    """Raise TextsDiffer at the first request, in submission order, whose token ids differ."""
+    for request in reference.requests:
+        want = reference.texts[request.request_id].token_ids
+        got = other.texts[request.request_id].token_ids
+        if want != got:
+            # Both have the request's length (the driver checked), so some token differs.
+            at = next(i for i, pair in enumerate(zip(want, got, strict=True)) if pair[0] != pair[1])
+            raise TextsDiffer(_describe(reference, other, request.request_id, at))
+
+
+def _describe(reference: ContinuousTiming, other: ContinuousTiming, request_id: str, at: int) -> str:
+    sides = "; ".join(
+        f"pool {timing.pool_blocks} continues {_continuation(timing, request_id, at)} "
+        f"(best two logits {_gap(timing, request_id, at)} apart, {_evictions(timing, request_id, at)})"
+        for timing in (reference, other)
+    )
+    return f"texts differ, so there are no timings: request {request_id!r}, generated token {at}: {sides}"
+
+
+def _continuation(timing: ContinuousTiming, request_id: str, at: int) -> str:
+    ids = timing.texts[request_id].token_ids[at:]
+    more = f", ... {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return f"[{', '.join(map(str, ids[:_SHOWN]))}{more}]"
+
+
+def _gap(timing: ContinuousTiming, request_id: str, at: int) -> str:
+    gaps = timing.texts[request_id].logit_gaps
+    return "an unreported distance" if gaps is None else f"{gaps[at]:.3g}"
+
+
+def _evictions(timing: ContinuousTiming, request_id: str, at: int) -> str:
+    """Whether the request was evicted before that token; its iterations where the engine says no more."""
+    iterations = timing.preempted_at.get(request_id, ())
+    if not iterations:
+        return "never evicted"
+    events = [e for r in timing.iterations for e in r.outcome.evictions or () if e.request_id == request_id]
+    generated = [e.generated_tokens for e in events if e.generated_tokens is not None]
+    if len(generated) < len(iterations):
+        return f"evicted in iterations {', '.join(map(str, iterations))}"
+    before, later = [n for n in generated if n <= at], [n for n in generated if n > at]
+    parts = [
+        f"evicted before it, at {', '.join(map(str, before))} generated tokens" if before else "not evicted before it"
+    ]
+    if later:
+        parts.append(f"evicted later, at {', '.join(map(str, later))}")
+    return ", ".join(parts)

@@ -1,0 +1,313 @@
+"""Figures from a result folder: readable in black and white, axes labelled with units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from batchbench.errors import BatchbenchError, UsageError
+from batchbench.results import Result
+
+STYLE: dict[Any, Any] = {
+    "figure.dpi": 100,
+    "savefig.dpi": 150,
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same everywhere
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "0.88",
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+}
+# Okabe-Ito colours of clearly different lightness; every use has a second cue (marker, hatch, text).
+DARK, MID, LIGHT, ALERT = "#0072B2", "#E69F00", "#C9DDEB", "#000000"
+
+
+def draw_all(result: Result, folder: Path, pool_blocks: int | None = None) -> list[Path]:
+    """Draw every figure as PNG into `folder`.
+
+    pool_blocks: the pool of the slot timeline and of the one iteration; the one that recomputes
+    most if None. The slot timeline is left out where the engine does not report slots.
+    """
+    pool_blocks = _closer_look(result, pool_blocks)
+    figures: dict[str, Callable[[], Figure]] = {
+        "pool_sweep": lambda: pool_sweep(result),
+        "staircase": lambda: staircase(result),
+        "slot_timeline": lambda: slot_timeline(result, pool_blocks),
+        "rows_against_positions": lambda: rows_against_positions(result, pool_blocks),
+    }
+    paths = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with mpl.rc_context(STYLE):
+            if not any(_stays(result, pool_blocks)):
+                del figures["slot_timeline"]
+            for name, draw in figures.items():
+                paths.append(folder / f"{name}.png")
+                draw().savefig(paths[-1], metadata={"Software": None})
+    except OSError as error:
+        raise BatchbenchError(f"figure folder {folder}: {error.strerror or error}") from None
+    return paths
+
+
+def pool_sweep(result: Result) -> Figure:
+    """Occupancy, evictions, recompute and latency penalty against the pool's size."""
+    pools = result.tables["pools"].sort_values("pool_blocks")
+    figure = Figure(figsize=(8.6, 6.2), layout="constrained")
+    ((top_left, top_right), (low_left, low_right)) = figure.subplots(2, 2, sharex=True)
+    x = pools["pool_blocks"].to_numpy()
+
+    ceiling = pools["issued_tokens"] / (int(result.run["engine"]["slots"]) * pools["floor_iterations"])
+    top_left.plot(x, ceiling, "k--", linewidth=0.9, label="no schedule can exceed")
+    top_left.plot(x, pools["occupancy"], "o-", color=DARK, label="measured")
+    top_left.set(title="Occupancy", ylabel="share of slots that forwarded a row", ylim=(0, 1.05))
+    top_left.legend(loc="lower right")
+    top_right.plot(x, pools["preemptions_per_request"], "s-", color=DARK, clip_on=False)
+    top_right.set(title="Evictions", ylabel="evictions per request", ylim=(0, None))
+
+    low_left.plot(x, 100 * pools["recompute_tax"], "^:", color=MID, clip_on=False, label="recompute_tax")
+    low_left.plot(x, 100 * pools["recompute_fraction"], "o-", color=DARK, clip_on=False, label="recompute_fraction")
+    low_left.set(title="Recompute", ylabel="share of forward positions [%]", ylim=(0, None))
+    _mark_non_monotone(low_left, pools)
+    low_left.legend(loc="lower left")
+
+    paired = {"markersize": 10, "markerfacecolor": "none", "label": "victims / themselves in the reference pool"}
+    low_right.plot(x, pools["paired_latency_penalty"], "^:", color="0.2", **paired)
+    low_right.plot(x, pools["preemption_latency_penalty"], "o-", color=DARK, label="victims / the never evicted")
+    low_right.axhline(1, color="0.4", linewidth=0.8)
+    low_right.set(title="Latency of the evicted", ylabel="latency ratio, in iterations [x]")
+    if pools["preemption_latency_penalty"].notna().any() or pools["paired_latency_penalty"].notna().any():
+        low_right.set_ylim(0, None)
+    low_right.legend(loc="lower left")
+    for axes in (low_left, low_right):
+        axes.set_xlabel("pool [blocks]")
+        _pool_axis(axes, x)
+    proof = "; every pool produced the same text" if len(x) > 1 else ""
+    figure.suptitle(f"{_title(result)}: what a smaller pool costs{proof}")
+    return figure
+
+
+def staircase(result: Result) -> Figure:
+    """Each request from arrival to last token, a panel per pool, evictions marked."""
+    sizes = [int(size) for size in result.tables["pools"]["pool_blocks"]]
+    columns = min(3, len(sizes))
+    rows = -(-len(sizes) // columns)
+    names = list(result.pool("requests", sizes[0])["request_id"])
+    height = min(4.5, 1.1 + 0.22 * len(names))
+    figure = Figure(figsize=(3.1 * columns + 0.6, height * rows + 0.5), layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes, size in zip(grid.flat, sizes, strict=False):
+        _staircase_panel(axes, result, size, names)
+    for axes in grid.flat[len(sizes) :]:
+        axes.set_visible(False)
+    last = result.tables["requests"]["finished_iteration"].max() + 1
+    for axes in grid[-1]:
+        axes.set(xlabel="iteration", xlim=(0, 1.1 * last))
+    for axes in grid[:, 0]:
+        axes.set_ylabel("request")
+    figure.suptitle(
+        f"{_title(result)}: arrival to last token (blue: in a slot; ▼ evicted; number: latency in iterations)"
+    )
+    return figure
+
+
+def slot_timeline(result: Result, pool_blocks: int) -> Figure:
+    """Who holds which slot when, in one pool: prefill, resume, decode and eviction told apart."""
+    stays = list(_stays(result, pool_blocks))
+    slots = int(result.run["engine"]["slots"])
+    figure = Figure(figsize=(9.5, 1.6 + 0.42 * min(slots, 24)), layout="constrained")
+    axes = figure.subplots()
+    for stay in stays:
+        first_colour, hatch = (MID, "////") if stay.resumed else (DARK, "")
+        length = stay.end - stay.start
+        axes.barh(stay.slot, length, left=stay.start, height=0.7, color=LIGHT, edgecolor="0.3", linewidth=0.6)
+        axes.barh(stay.slot, 1, left=stay.start, height=0.7, color=first_colour, hatch=hatch, edgecolor="0.1")
+        if length >= 3:
+            axes.text(
+                stay.start + 1 + (length - 1) / 2, stay.slot, stay.request_id, ha="center", va="center", fontsize=7
+            )
+        if stay.evicted:
+            axes.plot(stay.end, stay.slot, "X", color=ALERT, markersize=6, clip_on=False)
+    axes.set(
+        xlabel="iteration", ylabel="slot", ylim=(slots - 0.5, -0.5), xlim=(0, max(stay.end for stay in stays) + 0.5)
+    )
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", visible=False)
+    axes.legend(
+        handles=[
+            Patch(facecolor=DARK, edgecolor="0.1", label="prefill"),
+            Patch(facecolor=LIGHT, edgecolor="0.3", label="decode"),
+            Patch(facecolor=MID, edgecolor="0.1", hatch="////", label="resume (recomputes its context)"),
+            mpl.lines.Line2D([], [], marker="X", linestyle="", color=ALERT, label="evicted"),
+        ],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.22),
+        ncols=4,
+    )
+    axes.set_title(f"{_title(result)}: slots over time, pool of {pool_blocks} blocks")
+    return figure
+
+
+def rows_against_positions(result: Result, pool_blocks: int) -> Figure:
+    """Counted in rows and in positions: one iteration of one pool, then every pool's whole run."""
+    pools = result.tables["pools"]
+    labels = [str(size) for size in pools["pool_blocks"]]
+    figure = Figure(figsize=(10.5, 3.9), layout="constrained")
+    one, rows, positions = figure.subplots(1, 3, width_ratios=(0.7, 1, 1))
+    _one_iteration(one, result, pool_blocks)
+
+    bars = rows.bar(labels, pools["issued_tokens"], color=LIGHT, edgecolor="0.2")
+    rows.bar_label(bars, fontsize=8)
+    rows.set(title="whole runs, counted in rows", xlabel="pool [blocks]", ylabel="rows")
+    rebuilt = pools["rebuilt_tokens"]
+    if rebuilt.isna().any():  # unreported is not zero: no split
+        bars = positions.bar(labels, pools["forward_tokens"], color=LIGHT, edgecolor="0.2")
+        positions.bar_label(bars, fontsize=8)
+    else:
+        first_time = pools["forward_tokens"] - rebuilt
+        positions.bar(labels, first_time, color=LIGHT, edgecolor="0.2", label="for the first time")
+        bars = positions.bar(labels, rebuilt, bottom=first_time, color=MID, edgecolor="0.1", hatch="////",
+                             label="K/V that had existed")  # fmt: skip
+        positions.bar_label(bars, labels=[str(total) for total in pools["forward_tokens"]], fontsize=8)
+        positions.legend(loc="upper left", fontsize=8)
+    positions.set(title="the same, counted in positions", xlabel="pool [blocks]", ylabel="positions")
+    for axes in (rows, positions):
+        axes.set_ylim(0, 1.3 * pools["forward_tokens"].max())
+        axes.grid(axis="x", visible=False)
+    figure.suptitle(f"{_title(result)}: rows against positions")
+    return figure
+
+
+def _one_iteration(axes: Axes, result: Result, pool_blocks: int) -> None:
+    """The iteration that recomputed most beside decoding rows, counted both ways."""
+    recomputing = [row for row in _records(result.pool("iterations", pool_blocks)) if row.recomputed_tokens > 0]
+    if not recomputing:
+        note = f"pool of {pool_blocks} blocks:\nno iteration is known\nto have recomputed"
+        axes.text(0.5, 0.5, note, ha="center", va="center", transform=axes.transAxes)
+        axes.set_axis_off()
+        return
+    chosen = max(recomputing, key=lambda row: (row.issued_tokens > row.prefill_rows, row.recomputed_tokens))
+    admissions = _records(result.pool("admissions", pool_blocks))
+    resumed = sum(a.resumed is True for a in admissions if a.iteration == chosen.iteration)
+    resume = np.array([resumed, chosen.recomputed_tokens])
+    other = np.array([chosen.issued_tokens, chosen.forward_tokens]) - resume
+    names = ["rows", "positions"]
+    for values, bottom, colour, hatch, label in (
+        (other, 0, LIGHT, "", "other rows"),
+        (resume, other, MID, "////", "resumed rows"),
+    ):
+        bars = axes.bar(names, values, bottom=bottom, color=colour, hatch=hatch, edgecolor="0.1", label=label)
+        axes.bar_label(bars, [str(int(v)) for v in values], label_type="center", fontsize=8,
+                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+    axes.set(title=f"iteration {chosen.iteration}, pool of {pool_blocks}", ylabel="count")
+    axes.set_ylim(0, 1.3 * (other + resume).max())
+    axes.grid(axis="x", visible=False)
+    axes.legend(loc="upper left", fontsize=8)
+
+
+def _title(result: Result) -> str:
+    return str(result.run["scenario"]["name"])
+
+
+def _records(frame: pd.DataFrame) -> list[Any]:
+    """Rows with their columns as attributes; missing values compare false with every number."""
+    return list(frame.itertuples(index=False))
+
+
+def _pool_axis(axes: Axes, pools: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(pools, [str(size) for size in pools])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _mark_non_monotone(axes: Axes, pools: pd.DataFrame) -> None:
+    """Annotate a pool that evicts more than the next larger one, yet recomputes a smaller share."""
+    rows = _records(pools)
+    for smaller, larger in pairwise(rows):
+        if smaller.preemptions > larger.preemptions and smaller.recompute_fraction < larger.recompute_fraction:
+            axes.annotate(
+                f"{smaller.pool_blocks} blocks evict more than {larger.pool_blocks},\nyet recompute less: "
+                f"{smaller.recomputed_tokens_per_preemption:.1f} against\n"
+                f"{larger.recomputed_tokens_per_preemption:.1f} positions per eviction",
+                (smaller.pool_blocks, 100 * smaller.recompute_fraction),
+                xytext=(4, -78),
+                textcoords="offset points",
+                fontsize=8,
+                arrowprops={"arrowstyle": "->", "color": "0.2"},
+            )
+            return
+
+
+def _staircase_panel(axes: Axes, result: Result, pool_blocks: int, names: list[str]) -> None:
+    requests = result.pool("requests", pool_blocks)
+    evictions = result.pool("evictions", pool_blocks)
+    place = {name: i for i, name in enumerate(names)}
+    arrival, latency = requests["arrival_iteration"].to_numpy(), requests["latency_iterations"].to_numpy()
+    axes.barh(range(len(names)), latency, left=arrival, height=0.62, color="white", edgecolor="0.3", linewidth=0.6)
+    for stay in _stays(result, pool_blocks):
+        axes.barh(place[stay.request_id], stay.end - stay.start, left=stay.start, height=0.62, color=LIGHT,
+                  edgecolor="0.3", linewidth=0.6)  # fmt: skip
+    axes.plot(evictions["iteration"], [place[r] for r in evictions["request_id"]], "v", color=ALERT, markersize=5)
+    if len(names) <= 24:
+        for i, (start, length) in enumerate(zip(arrival, latency, strict=True)):
+            axes.annotate(f"{length}", (start + length, i), xytext=(3, 0), textcoords="offset points", va="center",
+                          fontsize=8)  # fmt: skip
+        axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    axes.set_title(f"pool of {pool_blocks} blocks")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    """A request in a slot: from an admission to its eviction or its last token, in iterations."""
+
+    request_id: str
+    slot: int
+    start: int
+    end: int
+    resumed: bool
+    evicted: bool
+
+
+def _stays(result: Result, pool_blocks: int) -> Iterator[_Stay]:
+    """In order of admission; none where the engine does not report slots."""
+    admissions = result.pool("admissions", pool_blocks)
+    if admissions["slot"].isna().any():
+        return
+    leaves: dict[str, list[int]] = {}
+    for eviction in _records(result.pool("evictions", pool_blocks)):
+        leaves.setdefault(eviction.request_id, []).append(eviction.iteration)
+    finished = result.pool("requests", pool_blocks).set_index("request_id")["finished_iteration"]
+    nth: dict[str, int] = {}
+    for stay in _records(admissions):
+        name = stay.request_id
+        n = nth[name] = nth.get(name, -1) + 1
+        evicted = n < len(leaves.get(name, ()))
+        end = leaves[name][n] if evicted else int(finished[name]) + 1
+        yield _Stay(name, int(stay.slot), stay.iteration, end, bool(stay.resumed), evicted)
+
+
+def _closer_look(result: Result, asked: int | None) -> int:
+    """The pool asked for, else the one with the largest recompute fraction."""
+    pools = result.tables["pools"]
+    sizes = [int(size) for size in pools["pool_blocks"]]
+    if asked is None:
+        return sizes[int(np.nan_to_num(pools["recompute_fraction"].to_numpy(dtype=float)).argmax())]
+    if asked not in sizes:
+        raise UsageError(f"the result has no pool of {asked} blocks; it has {', '.join(map(str, sizes))}")
+    return asked

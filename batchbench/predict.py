@@ -1,0 +1,49 @@
+"""What a sweep will need at the least, computed before anything is measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from batchbench.protocol import RequestSpec
+
+
+def floor_iterations(requests: Sequence[RequestSpec], slots: int, block_size: int, pool_blocks: int) -> int:
+    """Iterations that no schedule can undercut, evictions or not.
+
+    The largest of three bounds: the longest output, since a request gets one token an iteration;
+    all rows over the slots; and, since a token of a context of n positions needs ceil(n / block_size)
+    blocks while it is computed, the sum of those block-iterations over the pool.
+    """
+    rows = sum(request.output_tokens for request in requests)
+    block_iterations = sum(
+        _blocks_up_to(len(request.prompt) + request.output_tokens - 1, block_size)
+        - _blocks_up_to(len(request.prompt) - 1, block_size)
+        for request in requests
+    )
+    longest = max((request.output_tokens for request in requests), default=0)
+    return max(longest, -(-rows // slots), -(-block_iterations // pool_blocks))
+
+
+def floor_positions(requests: Sequence[RequestSpec]) -> int:
+    """Positions that a run computes if nothing is computed twice; the last token is never fed."""
+    return sum(len(request.prompt) + request.output_tokens - 1 for request in requests)
+
+
+def read_bandwidth_bytes_per_s(mebibytes: int = 256, repeats: int = 5) -> float:
+    """Best of several timed sums over a large float32 array: what this machine's memory gives now."""
+    array = np.ones(mebibytes * 2**18, dtype=np.float32)
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        array.sum()
+        best = min(best, time.perf_counter() - start)
+    return array.nbytes / best
+
+
+def _blocks_up_to(positions: int, block_size: int) -> int:
+    """Sum of ceil(n / block_size) for n = 1..positions, in closed form."""
+    full, rest = divmod(positions, block_size)
+    return block_size * full * (full + 1) // 2 + rest * (full + 1)

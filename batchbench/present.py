@@ -1,0 +1,125 @@
+"""The tables that a command prints: for a terminal, for Markdown, for machines."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from batchbench.predict import floor_iterations, floor_positions
+from batchbench.protocol import EngineDescription, RequestSpec
+from batchbench.units import show_bytes, show_seconds
+
+
+class Format(StrEnum):
+    """How a command prints its table."""
+
+    table = "table"
+    json = "json"
+    markdown = "markdown"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A printed table: headings over rows of finished strings."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def print(self, console: Console) -> None:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for heading in self.headings:
+            table.add_column(heading, justify="right", no_wrap=False)
+        for row in self.rows:
+            table.add_row(*row)
+        console.print(table, highlight=False, markup=False)
+
+    def markdown(self) -> str:
+        lines = [self.headings, ("---:",) * len(self.headings), *self.rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
+    """The headline of each pool, in the roundings that the field's texts use."""
+    verdict = "identical" if len(pools) > 1 else "one pool: not compared"
+    return Sheet(
+        ("pool", "occupancy", "evictions per request", "recompute share", "victim latency", "text"),
+        tuple(
+            (
+                f"{pool['pool_blocks']} blocks",
+                f"{pool['occupancy']:.3f}",
+                f"{pool['preemptions_per_request']:.2f}",
+                _show(pool["recompute_fraction"], "{:.1%}", "not reported"),
+                _show(pool["preemption_latency_penalty"], "{:.2f}x", "no control group"),
+                verdict,
+            )
+            for pool in pools
+        ),
+    )
+
+
+def plan_rows(
+    requests: Sequence[RequestSpec], pools: Sequence[int], engine: EngineDescription, bandwidth: float
+) -> list[dict[str, Any]]:
+    """What a sweep would run, per pool, with the floor that no run can undercut.
+
+    bandwidth: bytes per second at which weights are read, once per iteration at the least.
+    """
+    rows = []
+    for pool_blocks in pools:
+        iterations = floor_iterations(requests, engine.slots, engine.block_size, pool_blocks)
+        per_token = engine.kv_bytes_per_token
+        rows.append(
+            {
+                "pool_blocks": pool_blocks,
+                "pool_bytes": None if per_token is None else pool_blocks * engine.block_size * per_token,
+                "floor_iterations": iterations,
+                "floor_positions": floor_positions(requests),
+                "floor_s": None if engine.weight_bytes is None else iterations * engine.weight_bytes / bandwidth,
+            }
+        )
+    return rows
+
+
+def plan_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
+    return Sheet(
+        ("pool", "KV bytes", "iterations, at least", "positions, at least", "weights read in, at least"),
+        tuple(
+            (
+                f"{row['pool_blocks']} blocks",
+                "not reported" if row["pool_bytes"] is None else show_bytes(row["pool_bytes"]),
+                str(row["floor_iterations"]),
+                str(row["floor_positions"]),
+                "not reported" if row["floor_s"] is None else show_seconds(row["floor_s"]),
+            )
+            for row in rows
+        ),
+    )
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """JSON without NaN: a missing number is null."""
+    return json.dumps(_nulls(document), indent=2, allow_nan=False)
+
+
+def one_line(text: str) -> str:
+    """Control characters out, line breaks folded: what a file says cannot drive the terminal."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+
+
+def _show(value: float | None, pattern: str, missing: str) -> str:
+    return missing if value is None or math.isnan(value) else pattern.format(value)
+
+
+def _nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _nulls(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_nulls(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,68 @@
+"""A live line per pool on a terminal, a plain line per finished pool elsewhere; drawn between iterations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from batchbench.protocol import IterationOutcome
+from batchbench.sweep import SweepObserver
+from batchbench.timing import ContinuousTiming
+from batchbench.units import show_seconds
+
+_REDRAW_S = 0.1
+
+
+class ProgressLines(SweepObserver):
+    """Counts finished requests per pool. `close` ends the live display."""
+
+    def __init__(self, console: Console, requests: int) -> None:
+        self._console, self._requests = console, requests
+        self._bar = Progress(
+            TextColumn("pool {task.fields[pool]:>6}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            auto_refresh=False,  # a drawing thread would take the processor from the engine
+        )
+        self._task: TaskID | None = None
+        self._iterations = self._finished = self._evictions = 0
+        self._drawn = 0.0
+
+    def on_start(self, pools: Sequence[int]) -> None:
+        if self._console.is_terminal:
+            self._bar.start()
+
+    def on_pool(self, pool_blocks: int) -> None:
+        self._iterations = self._finished = self._evictions = 0
+        self._task = self._bar.add_task("", total=self._requests, pool=pool_blocks, state="")
+        self._draw()
+
+    def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
+        self._iterations += 1
+        self._finished += len(outcome.finished)
+        self._evictions += len(outcome.preempted)
+        if time.monotonic() - self._drawn >= _REDRAW_S:
+            self._draw()
+
+    def on_timing(self, timing: ContinuousTiming) -> None:
+        self._draw()
+        if not self._console.is_terminal:
+            self._console.print(
+                f"pool {timing.pool_blocks:>6}  {self._state()}, {show_seconds(timing.wall_s)}", highlight=False
+            )
+
+    def close(self) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def _state(self) -> str:
+        return f"{self._finished}/{self._requests} requests, {self._iterations} iterations, {self._evictions} evictions"
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        if self._task is not None and self._console.is_terminal:
+            self._bar.update(self._task, completed=self._finished, state=self._state(), refresh=True)

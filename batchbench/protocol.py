@@ -1,0 +1,152 @@
+"""The seam: all that the harness knows of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from batchbench.errors import OutcomeRefused
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """One request of a workload: `output_tokens` tokens are generated, end-of-text ignored."""
+
+    request_id: str
+    prompt: tuple[int, ...]  # token ids
+    output_tokens: int
+    arrival_iteration: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that got a slot and blocks. Null: the engine does not report it."""
+
+    request_id: str
+    slot: int | None = None
+    positions: int | None = None  # computed in this iteration
+    rebuilt_tokens: int | None = None  # of these, whose K/V had been computed before
+    resumed: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A running request that lost its blocks. Sizes are as it left. Null: not reported."""
+
+    request_id: str
+    slot: int | None = None
+    cached_tokens: int | None = None  # positions whose K/V was dropped
+    generated_tokens: int | None = None
+    freed_blocks: int | None = None
+    thrash: bool | None = None  # had not yet filled the block that its last admission bought
+
+
+@dataclass(frozen=True, slots=True)
+class IterationOutcome:
+    """What one iteration did. Counters are exact; None means the engine cannot report it.
+
+    issued_tokens: rows forwarded. collected_tokens: tokens that requests kept.
+    preempted: ids of the requests evicted, in order. forward_tokens: positions the forward
+    computed, padding left out; unreported, it is charged as one position per row, which is right
+    for an iteration that only decodes. recomputed_tokens: positions of resumed rows.
+    rebuilt_tokens: positions whose K/V had been computed before.
+    Raises OutcomeRefused if the numbers contradict each other.
+    """
+
+    issued_tokens: int
+    collected_tokens: int
+    finished: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
+    forward_tokens: int | None = None
+    recomputed_tokens: int | None = None
+    rebuilt_tokens: int | None = None
+    padded_tokens: int | None = None
+    prefill_rows: int | None = None
+    admissions: tuple[Admission, ...] | None = None
+    evictions: tuple[Eviction, ...] | None = None  # details of `preempted`, in the same order
+    running: int | None = None  # requests, after the iteration
+    waiting: int | None = None
+    free_blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.issued_tokens, self.collected_tokens, self.positions, self.recomputed_tokens or 0) < 0:
+            raise OutcomeRefused(f"a count is negative: {self}")
+        if self.collected_tokens > self.issued_tokens:
+            raise OutcomeRefused(f"{self.collected_tokens} tokens collected from {self.issued_tokens} rows")
+        if self.positions < self.issued_tokens:
+            raise OutcomeRefused(f"{self.issued_tokens} rows forwarded, but only {self.positions} positions")
+        if (self.recomputed_tokens or 0) > self.positions:
+            raise OutcomeRefused(f"{self.recomputed_tokens} positions recomputed of {self.positions} forwarded")
+        if (self.rebuilt_tokens or 0) > self.positions:
+            raise OutcomeRefused(f"{self.rebuilt_tokens} positions rebuilt of {self.positions} forwarded")
+        if self.evictions is not None and tuple(e.request_id for e in self.evictions) != self.preempted:
+            raise OutcomeRefused(f"the ledger evicts {[e.request_id for e in self.evictions]}, not {self.preempted}")
+
+    @property
+    def positions(self) -> int:
+        """forward_tokens, or one position per row where the engine does not report it."""
+        return self.issued_tokens if self.forward_tokens is None else self.forward_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What a request generated. logit_gaps: each token's lead over the second best, or None."""
+
+    token_ids: tuple[int, ...]
+    logit_gaps: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDescription:
+    """An engine as it was built, for the record. Sizes in blocks, positions and bytes."""
+
+    engine: str
+    model: str
+    dtype: str
+    device: str
+    slots: int
+    block_size: int
+    pool_blocks: int
+    kv_bytes_per_token: int | None = None
+    weight_bytes: int | None = None
+    watermark_blocks: int | None = None
+    victim: str | None = None
+    numerics: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def pool_bytes(self) -> int | None:
+        if self.kv_bytes_per_token is None:
+            return None
+        return self.pool_blocks * self.block_size * self.kv_bytes_per_token
+
+
+class BenchEngine(Protocol):
+    """An engine with one pool, from construction to close. All ids are the harness's."""
+
+    def describe(self) -> EngineDescription: ...
+
+    def submit(self, request: RequestSpec) -> None:
+        """Queue a request. Raises RequestRefused."""
+        ...
+
+    def step(self) -> IterationOutcome:
+        """Run one iteration and say what it did."""
+        ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def take(self, request_id: str) -> Text:
+        """Hand over a finished request's text, once."""
+        ...
+
+    def close(self) -> None: ...
+
+
+EngineFactory = Callable[[int], BenchEngine]
+"""Builds an engine whose KV pool has that many blocks, everything else fixed."""
+
+Clock = Callable[[], float]
+"""Seconds on a clock that never goes back, such as `time.perf_counter`."""

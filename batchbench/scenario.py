@@ -1,0 +1,142 @@
+"""Scenario files: TOML in, frozen and fully validated models out."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from batchbench.errors import ScenarioError
+
+Count = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class EngineSettings(_Frozen):
+    """The engine, everything but its pool. Sizes in rows, positions and blocks."""
+
+    model: str = Field("tiny", description="Model to run; `tiny` is embedded.")
+    slots: Count = Field(description="Rows a forward can have: the most requests that run at once.")
+    block_size: Count = Field(16, description="Positions in a block of the KV pool.")
+    watermark_blocks: Index = Field(0, description="Blocks that admission leaves free while others run.")
+    device: str = Field("auto", description="`auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:N`.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of weights and K/V.")
+    seed: Index = Field(0, description="Seed of the embedded model's weights.")
+
+
+class Workload(_Frozen):
+    """Requests: either `requests` equal ones, or a list of `lengths`."""
+
+    requests: Count | None = Field(None, description="How many equal requests.")
+    prompt_tokens: Count | None = Field(None, description="Prompt length of each equal request.")
+    output_tokens: Count | None = Field(None, description="Tokens that each equal request generates.")
+    lengths: tuple[tuple[Count, Count], ...] | None = Field(
+        None, description="Explicit requests, each [prompt_tokens, output_tokens]."
+    )
+    arrival_iterations: tuple[Index, ...] | None = Field(
+        None, description="Iteration in which each request arrives; all at 0 if left out."
+    )
+    seed: Index = Field(0, description="Seed of the prompts' token ids.")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Workload:
+        equal = {name: getattr(self, name) for name in ("requests", "prompt_tokens", "output_tokens")}
+        given = [name for name, value in equal.items() if value is not None]
+        if self.lengths is not None and given:
+            raise ValueError(f"give either lengths or {', '.join(given)}, not both")
+        if self.lengths is None and len(given) < len(equal):
+            missing = [name for name in equal if name not in given]
+            raise ValueError(f"{', '.join(missing)} missing (or give lengths = [[prompt, output], ...])")
+        if self.lengths is not None and not self.lengths:
+            raise ValueError("lengths is empty: there are no requests")
+        if self.arrival_iterations is not None and len(self.arrival_iterations) != len(self.request_lengths):
+            raise ValueError(
+                f"arrival_iterations has {len(self.arrival_iterations)} entries "
+                f"for {len(self.request_lengths)} requests"
+            )
+        return self
+
+    @property
+    def request_lengths(self) -> tuple[tuple[int, int], ...]:
+        """(prompt_tokens, output_tokens) of every request, in submission order."""
+        if self.lengths is not None:
+            return self.lengths
+        assert self.requests and self.prompt_tokens and self.output_tokens
+        return ((self.prompt_tokens, self.output_tokens),) * self.requests
+
+
+class Sweep(_Frozen):
+    """What is varied."""
+
+    pools: tuple[Count, ...] = Field(description="Pool sizes in blocks, run in this order.", min_length=1)
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Sweep:
+        repeated = next((pool for i, pool in enumerate(self.pools) if pool in self.pools[:i]), None)
+        if repeated is not None:
+            raise ValueError(f"pool {repeated} is listed twice")
+        return self
+
+
+class Scenario(_Frozen):
+    """A whole benchmark, declared."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = Field(
+        description="Names the result folder: letters, digits, dot, underscore, hyphen."
+    )
+    engine: EngineSettings
+    workload: Workload
+    sweep: Sweep
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """Read and validate a scenario file. Raises ScenarioError: one line, naming the file and the key."""
+    try:
+        data = tomllib.loads(Path(path).read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise ScenarioError(f"{path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{path}: not valid TOML: {error}") from None
+    try:
+        return Scenario.model_validate(_tuples(data))
+    except ValidationError as error:
+        raise ScenarioError(f"{path}: " + "; ".join(_complaint(e) for e in error.errors())) from None
+
+
+def _tuples(value: Any) -> Any:
+    """TOML arrays as tuples: what the frozen, strict models take."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _complaint(error: ErrorDetails) -> str:
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        *parents, key = (str(part) for part in error["loc"])
+        near = difflib.get_close_matches(key, _keys_at(parents), n=1, cutoff=0.0)
+        return f"unknown key {path!r}" + (f", did you mean {'.'.join([*parents, near[0]])!r}?" if near else "")
+    if error["type"] == "missing":
+        return f"{path} is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    if isinstance(error["input"], (int, float, str, bool)):
+        message += f", got {error['input']!r}"
+    return f"{path}: {message}"
+
+
+def _keys_at(parents: Iterable[str]) -> list[str]:
+    model: type[BaseModel] = Scenario
+    for parent in parents:
+        annotation = model.model_fields[parent].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        model = annotation
+    return list(model.model_fields)

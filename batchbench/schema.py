@@ -1,0 +1,239 @@
+"""Every table's columns: name, type, unit and meaning. docs/metrics.md is generated from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+COUNT, INDEX, RATIO = pa.int64(), pa.int64(), pa.float64()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`nullable`: when the value is null, in words; empty for a column that never is."""
+
+    name: str
+    type: pa.DataType
+    unit: str
+    meaning: str
+    null_when: str = ""
+
+
+_UNREPORTED = "the engine does not report it"
+_POOL = Column("pool_blocks", COUNT, "blocks", "size of the KV pool")
+_REQUEST = Column("request_id", pa.string(), "", "request, in submission order r0, r1, ...")
+_ITERATION = Column("iteration", INDEX, "iteration", "place on the iteration clock, from 0")
+_SLOT = Column("slot", INDEX, "slot", "row of the forward that the request had", _UNREPORTED)
+
+POOLS = (
+    _POOL,
+    Column("pool_bytes", COUNT, "bytes", "size of the KV pool", _UNREPORTED),
+    Column("requests", COUNT, "requests", "requests submitted"),
+    Column("iterations", COUNT, "iterations", "iterations that forwarded a row"),
+    Column(
+        "floor_iterations",
+        COUNT,
+        "iterations",
+        "no schedule can need fewer: longest output, rows over slots, and block-iterations over the pool",
+    ),
+    Column("occupancy", RATIO, "1", "issued_tokens / (slots x iterations)"),
+    Column("issued_tokens", COUNT, "rows", "rows forwarded"),
+    Column("collected_tokens", COUNT, "tokens", "tokens that requests kept"),
+    Column("waste_fraction", RATIO, "1", "1 - collected_tokens / issued_tokens"),
+    Column(
+        "forward_tokens",
+        COUNT,
+        "positions",
+        "positions that the forwards computed, padding left out; unreported, one per row",
+    ),
+    Column("padded_tokens", COUNT, "positions", "batch rows that carried no position", _UNREPORTED),
+    Column("prefill_rows", COUNT, "rows", "rows that computed a prompt or a resumed context", _UNREPORTED),
+    Column(
+        "recomputed_tokens",
+        COUNT,
+        "positions",
+        "positions of resumed rows: the whole context of a resumed request, its newest token included",
+        _UNREPORTED,
+    ),
+    Column("rebuilt_tokens", COUNT, "positions", "positions whose K/V had been computed before", _UNREPORTED),
+    Column("recompute_fraction", RATIO, "1", "recomputed_tokens / forward_tokens", _UNREPORTED),
+    Column("recompute_tax", RATIO, "1", "rebuilt_tokens / forward_tokens", _UNREPORTED),
+    Column("preemptions", COUNT, "evictions", "evictions of running requests"),
+    Column("preemptions_per_request", RATIO, "evictions/request", "preemptions / requests"),
+    Column("requests_preempted", COUNT, "requests", "requests evicted at least once"),
+    Column(
+        "thrashes",
+        COUNT,
+        "evictions",
+        "evictions of a request that had not yet filled the block its last admission bought",
+        _UNREPORTED,
+    ),
+    Column(
+        "recomputed_tokens_per_preemption",
+        RATIO,
+        "positions/eviction",
+        "recomputed_tokens / preemptions",
+        "nobody was evicted, or " + _UNREPORTED,
+    ),
+    Column("mean_latency_iterations", RATIO, "iterations", "mean latency of all requests"),
+    Column("max_latency_iterations", COUNT, "iterations", "longest latency of any request"),
+    Column(
+        "preempted_latency_iterations",
+        RATIO,
+        "iterations",
+        "mean latency of the requests evicted at least once",
+        "nobody was evicted",
+    ),
+    Column(
+        "straight_through_latency_iterations",
+        RATIO,
+        "iterations",
+        "mean latency of the requests never evicted",
+        "everybody was evicted",
+    ),
+    Column(
+        "preemption_latency_penalty",
+        RATIO,
+        "1",
+        "preempted over straight-through latency, in iterations; 1 if nobody was evicted. Contaminated: "
+        "the victims are the youngest, which would have finished last anyway",
+        "everybody was evicted: there is no control group",
+    ),
+    Column(
+        "preemption_latency_penalty_s",
+        RATIO,
+        "1",
+        "the same in measured seconds",
+        "everybody was evicted: there is no control group",
+    ),
+    Column(
+        "paired_latency_penalty",
+        RATIO,
+        "1",
+        "mean over the requests evicted here of their latency here over their own latency in the "
+        "reference pool, in iterations; 1 if nobody was evicted",
+        "every pool of the sweep evicted somebody: there is no reference pool",
+    ),
+    Column(
+        "reference_pool_blocks",
+        COUNT,
+        "blocks",
+        "the reference pool: the largest that evicted nobody",
+        "every pool of the sweep evicted somebody",
+    ),
+    Column("engine_s", pa.float64(), "s", "time inside the engine's iterations"),
+    Column("wall_s", pa.float64(), "s", "time from first submission to last token, harness included"),
+    Column("text_digest", pa.string(), "", "SHA-256 over all requests' token ids; equal in every pool"),
+)
+
+REQUESTS = (
+    _POOL,
+    _REQUEST,
+    Column("prompt_tokens", COUNT, "tokens", "length of the prompt"),
+    Column("output_tokens", COUNT, "tokens", "tokens generated"),
+    Column("arrival_iteration", INDEX, "iteration", "iteration in which it arrived"),
+    Column("finished_iteration", INDEX, "iteration", "iteration of its last token"),
+    Column("latency_iterations", COUNT, "iterations", "arrival to last token, both iterations included"),
+    Column("latency_s", pa.float64(), "s", "time inside the engine over the same iterations"),
+    Column("queued_iterations", COUNT, "iterations", "from arrival to first admission", _UNREPORTED),
+    Column("evicted_iterations", COUNT, "iterations", "from evictions to resumes, waiting", _UNREPORTED),
+    Column("preemptions", COUNT, "evictions", "times it was evicted"),
+    Column("recomputed_tokens", COUNT, "positions", "positions of its resumed rows", _UNREPORTED),
+    Column("rebuilt_tokens", COUNT, "positions", "of these, whose K/V had been computed before", _UNREPORTED),
+    Column(
+        "paired_latency_ratio",
+        RATIO,
+        "1",
+        "its latency here over its latency in the reference pool, in iterations",
+        "every pool of the sweep evicted somebody",
+    ),
+)
+
+ITERATIONS = (
+    _POOL,
+    _ITERATION,
+    Column("issued_tokens", COUNT, "rows", "rows forwarded"),
+    Column("collected_tokens", COUNT, "tokens", "tokens that requests kept"),
+    Column("forward_tokens", COUNT, "positions", "positions computed, padding left out", _UNREPORTED),
+    Column("padded_tokens", COUNT, "positions", "batch rows that carried no position", _UNREPORTED),
+    Column("prefill_rows", COUNT, "rows", "rows that computed a prompt or a resumed context", _UNREPORTED),
+    Column("recomputed_tokens", COUNT, "positions", "positions of resumed rows", _UNREPORTED),
+    Column("rebuilt_tokens", COUNT, "positions", "positions whose K/V had been computed before", _UNREPORTED),
+    Column("preemptions", COUNT, "evictions", "evictions before the forward"),
+    Column("finished", COUNT, "requests", "requests that got their last token"),
+    Column("running", COUNT, "requests", "running after the iteration", _UNREPORTED),
+    Column("waiting", COUNT, "requests", "waiting after the iteration", _UNREPORTED),
+    Column("free_blocks", COUNT, "blocks", "free after the iteration", _UNREPORTED),
+    Column("step_s", pa.float64(), "s", "time inside the engine"),
+)
+
+ADMISSIONS = (
+    _POOL,
+    _ITERATION,
+    _REQUEST,
+    _SLOT,
+    Column("positions", COUNT, "positions", "computed in this iteration", _UNREPORTED),
+    Column("rebuilt_tokens", COUNT, "positions", "of these, whose K/V had been computed before", _UNREPORTED),
+    Column("resumed", pa.bool_(), "", "whether it had been evicted before", _UNREPORTED),
+)
+
+EVICTIONS = (
+    _POOL,
+    _ITERATION,
+    _REQUEST,
+    _SLOT,
+    Column("cached_tokens", COUNT, "positions", "positions whose K/V was dropped", _UNREPORTED),
+    Column("generated_tokens", COUNT, "tokens", "tokens that it had generated by then", _UNREPORTED),
+    Column("freed_blocks", COUNT, "blocks", "blocks that it gave back", _UNREPORTED),
+    Column("thrash", pa.bool_(), "", "had not yet filled the block its last admission bought", _UNREPORTED),
+    Column("resumed_iteration", INDEX, "iteration", "when it was admitted again", _UNREPORTED),
+    Column("rebuilt_tokens", COUNT, "positions", "rebuilt by that resume", _UNREPORTED),
+)
+
+TEXTS = (
+    _POOL,
+    _REQUEST,
+    Column("token_ids", pa.list_(pa.int64()), "token ids", "generated tokens, prompt left out"),
+    Column(
+        "logit_gaps",
+        pa.list_(pa.float64()),
+        "logits",
+        "lead of each token over the second best",
+        _UNREPORTED,
+    ),
+)
+
+TABLES: dict[str, tuple[Column, ...]] = {
+    "pools": POOLS,
+    "requests": REQUESTS,
+    "iterations": ITERATIONS,
+    "admissions": ADMISSIONS,
+    "evictions": EVICTIONS,
+    "texts": TEXTS,
+}
+ABOUT = {
+    "pools": "one row per pool",
+    "requests": "one row per pool and request",
+    "iterations": "one row per pool and iteration",
+    "admissions": "one row per admission, first or resumed",
+    "evictions": "one row per eviction",
+    "texts": "one row per pool and request",
+}
+
+
+def arrow_schema(table: str) -> pa.Schema:
+    """Typed fields with unit and meaning in their metadata."""
+    return pa.schema(
+        [
+            pa.field(
+                column.name,
+                column.type,
+                nullable=bool(column.null_when),
+                metadata={"unit": column.unit, "meaning": column.meaning, "null_when": column.null_when},
+            )
+            for column in TABLES[table]
+        ]
+    )

@@ -1,0 +1,170 @@
+"""A timing as typed Arrow tables, in the columns of schema.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from batchbench.predict import floor_iterations
+from batchbench.protocol import Admission, Eviction
+from batchbench.schema import TABLES, arrow_schema
+from batchbench.timing import ContinuousTiming, mean, total
+
+Row = dict[str, Any]
+
+
+def arrow_tables(timings: Sequence[ContinuousTiming], reference: ContinuousTiming | None) -> dict[str, pa.Table]:
+    """Every table over these pools. `reference` pairs latencies; None leaves those columns null."""
+    rows: dict[str, list[Row]] = {name: [] for name in TABLES}
+    for timing in timings:
+        for name, found in _rows(timing, reference).items():
+            rows[name] += ({"pool_blocks": timing.pool_blocks, **row} for row in found)
+    # from_pandas turns not-a-number into null: a missing control group is missing, not a value.
+    return {
+        name: pa.table(
+            [
+                pa.array([row[field.name] for row in rows[name]], type=field.type, from_pandas=True)
+                for field in arrow_schema(name)
+            ],
+            schema=arrow_schema(name),
+        )
+        for name in TABLES
+    }
+
+
+def _rows(timing: ContinuousTiming, reference: ContinuousTiming | None) -> dict[str, Iterable[Row]]:
+    return {
+        "pools": [_pool_row(timing, reference)],
+        "requests": _request_rows(timing, reference),
+        "iterations": _iteration_rows(timing),
+        "admissions": _admission_rows(timing),
+        "evictions": _eviction_rows(timing),
+        "texts": (
+            {"request_id": request.request_id, **dataclasses.asdict(timing.texts[request.request_id])}
+            for request in timing.requests
+        ),
+    }
+
+
+def _pool_row(t: ContinuousTiming, reference: ContinuousTiming | None) -> Row:
+    return {
+        "pool_bytes": t.engine.pool_bytes,
+        "requests": len(t.requests),
+        "iterations": sum(r.outcome.issued_tokens > 0 for r in t.iterations),
+        "floor_iterations": floor_iterations(t.requests, t.engine.slots, t.engine.block_size, t.pool_blocks),
+        "occupancy": t.occupancy,
+        "issued_tokens": t.issued_tokens,
+        "collected_tokens": t.collected_tokens,
+        "waste_fraction": t.waste_fraction,
+        "forward_tokens": t.forward_tokens,
+        "padded_tokens": t.padded_tokens,
+        "prefill_rows": t.prefill_rows,
+        "recomputed_tokens": t.recomputed_tokens,
+        "rebuilt_tokens": t.rebuilt_tokens,
+        "recompute_fraction": t.recompute_fraction,
+        "recompute_tax": t.recompute_tax,
+        "preemptions": t.preemptions,
+        "preemptions_per_request": t.preemptions_per_request,
+        "requests_preempted": len(t.preempted_at),
+        "thrashes": t.thrashes,
+        "recomputed_tokens_per_preemption": t.recomputed_tokens_per_preemption,
+        "mean_latency_iterations": mean(t.latencies.values()),
+        "max_latency_iterations": max(t.latencies.values()),
+        "preempted_latency_iterations": mean(t.preempted_latencies),
+        "straight_through_latency_iterations": mean(t.straight_through_latencies),
+        "preemption_latency_penalty": t.preemption_latency_penalty,
+        "preemption_latency_penalty_s": t.preemption_latency_penalty_s,
+        "paired_latency_penalty": None if reference is None else t.paired_latency_penalty(reference),
+        "reference_pool_blocks": None if reference is None else reference.pool_blocks,
+        "engine_s": t.engine_s,
+        "wall_s": t.wall_s,
+        "text_digest": t.text_digest,
+    }
+
+
+def _request_rows(t: ContinuousTiming, reference: ContinuousTiming | None) -> Iterable[Row]:
+    ratios = {} if reference is None else t.paired_latency_ratios(reference)
+    admitted = _admissions_of(t)
+    for request in t.requests:
+        rid = request.request_id
+        evicted_at = t.preempted_at.get(rid, ())
+        stays = admitted.get(rid)
+        row = {
+            "request_id": rid,
+            "prompt_tokens": len(request.prompt),
+            "output_tokens": request.output_tokens,
+            "arrival_iteration": request.arrival_iteration,
+            "finished_iteration": t.finished_at[rid],
+            "latency_iterations": t.latencies[rid],
+            "latency_s": t.latencies_s[rid],
+            "queued_iterations": None,
+            "evicted_iterations": None,
+            "preemptions": len(evicted_at),
+            "recomputed_tokens": None,
+            "rebuilt_tokens": None,
+            "paired_latency_ratio": ratios.get(rid),
+        }
+        if stays is not None:
+            (first, _), *resumes = stays
+            row["queued_iterations"] = first - request.arrival_iteration
+            row["evicted_iterations"] = sum(at for at, _ in resumes) - sum(evicted_at)
+            row["recomputed_tokens"] = total(admission.positions for _, admission in resumes)
+            row["rebuilt_tokens"] = total(admission.rebuilt_tokens for _, admission in resumes)
+        yield row
+
+
+def _iteration_rows(t: ContinuousTiming) -> Iterable[Row]:
+    for record in t.iterations:
+        outcome = record.outcome
+        yield {
+            "iteration": record.iteration,
+            "issued_tokens": outcome.issued_tokens,
+            "collected_tokens": outcome.collected_tokens,
+            "forward_tokens": outcome.forward_tokens,
+            "padded_tokens": outcome.padded_tokens,
+            "prefill_rows": outcome.prefill_rows,
+            "recomputed_tokens": outcome.recomputed_tokens,
+            "rebuilt_tokens": outcome.rebuilt_tokens,
+            "preemptions": len(outcome.preempted),
+            "finished": len(outcome.finished),
+            "running": outcome.running,
+            "waiting": outcome.waiting,
+            "free_blocks": outcome.free_blocks,
+            "step_s": record.step_s,
+        }
+
+
+def _admission_rows(t: ContinuousTiming) -> Iterable[Row]:
+    for record in t.iterations:
+        for admission in record.outcome.admissions or ():
+            yield {"iteration": record.iteration, **dataclasses.asdict(admission)}
+
+
+def _eviction_rows(t: ContinuousTiming) -> Iterable[Row]:
+    admitted = _admissions_of(t)
+    nth: dict[str, int] = {}
+    for record in t.iterations:
+        details = record.outcome.evictions or [Eviction(rid) for rid in record.outcome.preempted]
+        for eviction in details:
+            rid = eviction.request_id
+            nth[rid] = nth.get(rid, 0) + 1
+            row = {"iteration": record.iteration, **dataclasses.asdict(eviction)}
+            row["resumed_iteration"] = row["rebuilt_tokens"] = None
+            if rid in admitted:  # the first admission is followed by one resume per eviction
+                row["resumed_iteration"], resume = admitted[rid][nth[rid]]
+                row["rebuilt_tokens"] = resume.rebuilt_tokens
+            yield row
+
+
+def _admissions_of(t: ContinuousTiming) -> dict[str, list[tuple[int, Admission]]]:
+    """Request id -> its admissions and their iterations; empty where the engine does not report them."""
+    admitted: dict[str, list[tuple[int, Admission]]] = {}
+    for record in t.iterations:
+        if record.outcome.admissions is None:
+            return {}
+        for admission in record.outcome.admissions:
+            admitted.setdefault(admission.request_id, []).append((record.iteration, admission))
+    return admitted

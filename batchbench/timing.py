@@ -1,0 +1,282 @@
+"""One run of a workload through one pool: what happened, and every metric derived from it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from batchbench.errors import OutcomeRefused
+from batchbench.protocol import EngineDescription, IterationOutcome, RequestSpec, Text
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRecord:
+    """An outcome, where it lies on the iteration clock, and the seconds spent inside the engine."""
+
+    iteration: int
+    outcome: IterationOutcome
+    step_s: float
+
+
+@dataclass(frozen=True)
+class ContinuousTiming:
+    """Raw record of a run, and the metrics as pure functions of it (docs/metrics.md).
+
+    Latencies in iterations are deterministic. Latencies in seconds count the time inside the
+    engine only: what the harness does between two iterations is nobody's latency.
+    Raises OutcomeRefused if the iterations contradict each other.
+    """
+
+    engine: EngineDescription
+    requests: tuple[RequestSpec, ...]
+    iterations: tuple[IterationRecord, ...]
+    texts: Mapping[str, Text]
+    wall_s: float  # first submission to last token, the harness's own work included
+
+    def __post_init__(self) -> None:
+        check_sequence(self.requests, (record.outcome for record in self.iterations))
+
+    # ---- counts -------------------------------------------------------------------------
+
+    @property
+    def pool_blocks(self) -> int:
+        return self.engine.pool_blocks
+
+    @cached_property
+    def issued_tokens(self) -> int:
+        """Rows forwarded."""
+        return sum(r.outcome.issued_tokens for r in self.iterations)
+
+    @cached_property
+    def collected_tokens(self) -> int:
+        """Tokens that requests kept."""
+        return sum(r.outcome.collected_tokens for r in self.iterations)
+
+    @cached_property
+    def forward_tokens(self) -> int:
+        """Positions computed, padding left out; an iteration that does not report it counts one per row."""
+        return sum(r.outcome.positions for r in self.iterations)
+
+    @cached_property
+    def recomputed_tokens(self) -> int | None:
+        """Positions of resumed rows: the whole context that a resumed request was forwarded with."""
+        return self._recompute_counter("recomputed_tokens")
+
+    @cached_property
+    def rebuilt_tokens(self) -> int | None:
+        """Positions whose K/V had been computed before."""
+        return self._recompute_counter("rebuilt_tokens")
+
+    @cached_property
+    def padded_tokens(self) -> int | None:
+        """Batch rows that carried no position."""
+        return total(r.outcome.padded_tokens for r in self.iterations)
+
+    @cached_property
+    def prefill_rows(self) -> int | None:
+        """Rows that computed a prompt or a resumed context."""
+        return total(r.outcome.prefill_rows for r in self.iterations)
+
+    @cached_property
+    def preempted_at(self) -> dict[str, tuple[int, ...]]:
+        """Request id -> the iterations it was evicted in. Only requests that were."""
+        at: dict[str, list[int]] = {}
+        for record in self.iterations:
+            for request_id in record.outcome.preempted:
+                at.setdefault(request_id, []).append(record.iteration)
+        return {request_id: tuple(iterations) for request_id, iterations in at.items()}
+
+    @cached_property
+    def preemptions(self) -> int:
+        return sum(len(r.outcome.preempted) for r in self.iterations)
+
+    @cached_property
+    def thrashes(self) -> int | None:
+        """Evictions of a request that had not yet filled the block that its last admission bought."""
+        if not self.preemptions:
+            return 0
+        return total(
+            None if r.outcome.evictions is None else total(e.thrash for e in r.outcome.evictions)
+            for r in self.iterations
+            if r.outcome.preempted
+        )
+
+    # ---- ratios -------------------------------------------------------------------------
+
+    @property
+    def waste_fraction(self) -> float:
+        """1 - collected_tokens / issued_tokens; 0.0 for a run that issued nothing."""
+        return 1.0 - self.collected_tokens / self.issued_tokens if self.issued_tokens else 0.0
+
+    @property
+    def occupancy(self) -> float:
+        """issued_tokens / (slots x iterations that forwarded a row); not a number if none did."""
+        busy = sum(r.outcome.issued_tokens > 0 for r in self.iterations)
+        return self.issued_tokens / (self.engine.slots * busy) if busy else math.nan
+
+    @property
+    def recompute_fraction(self) -> float:
+        """recomputed_tokens / forward_tokens; not a number where the engine does not report it."""
+        return _ratio(self.recomputed_tokens, self.forward_tokens)
+
+    @property
+    def recompute_tax(self) -> float:
+        """rebuilt_tokens / forward_tokens; not a number where the engine does not report it."""
+        return _ratio(self.rebuilt_tokens, self.forward_tokens)
+
+    @property
+    def preemptions_per_request(self) -> float:
+        """Evictions per request submitted."""
+        return self.preemptions / len(self.requests)
+
+    @property
+    def recomputed_tokens_per_preemption(self) -> float:
+        """Mean context that an eviction made the engine compute again; not a number if nobody was evicted."""
+        if self.recomputed_tokens is None or not self.preemptions:
+            return math.nan
+        return self.recomputed_tokens / self.preemptions
+
+    # ---- latency ------------------------------------------------------------------------
+
+    @cached_property
+    def finished_at(self) -> dict[str, int]:
+        """Request id -> the iteration of its last token."""
+        return {rid: r.iteration for r in self.iterations for rid in r.outcome.finished}
+
+    @cached_property
+    def latencies(self) -> dict[str, int]:
+        """Finished request id -> iterations from its arrival to its last token, both included."""
+        arrived = {request.request_id: request.arrival_iteration for request in self.requests}
+        return {rid: at - arrived[rid] + 1 for rid, at in self.finished_at.items()}
+
+    @cached_property
+    def latencies_s(self) -> dict[str, float]:
+        """Finished request id -> seconds inside the engine over the same iterations."""
+        before = dict(
+            zip(
+                (r.iteration for r in self.iterations),
+                accumulate((r.step_s for r in self.iterations), initial=0.0),
+                strict=False,  # `before` has one more: the end
+            )
+        )
+        step_s = {r.iteration: r.step_s for r in self.iterations}
+        arrived = {request.request_id: request.arrival_iteration for request in self.requests}
+        return {rid: before[at] + step_s[at] - before[arrived[rid]] for rid, at in self.finished_at.items()}
+
+    @property
+    def preempted_latencies(self) -> tuple[int, ...]:
+        """Latencies, in iterations, of the finished requests that were evicted at least once."""
+        return tuple(v for rid, v in self.latencies.items() if rid in self.preempted_at)
+
+    @property
+    def straight_through_latencies(self) -> tuple[int, ...]:
+        """Latencies, in iterations, of the finished requests that were never evicted."""
+        return tuple(v for rid, v in self.latencies.items() if rid not in self.preempted_at)
+
+    @property
+    def preempted_latencies_s(self) -> tuple[float, ...]:
+        """As preempted_latencies, in measured seconds."""
+        return tuple(v for rid, v in self.latencies_s.items() if rid in self.preempted_at)
+
+    @property
+    def straight_through_latencies_s(self) -> tuple[float, ...]:
+        """As straight_through_latencies, in measured seconds."""
+        return tuple(v for rid, v in self.latencies_s.items() if rid not in self.preempted_at)
+
+    @property
+    def preemption_latency_penalty(self) -> float:
+        """Mean latency of the evicted over mean latency of the never evicted, in iterations.
+
+        Contaminated: the victims are the youngest, which would have finished last anyway, so the
+        ratio overstates what the eviction cost. `paired_latency_penalty` compares like with like.
+        Nobody evicted: 1.0. Everybody evicted: not a number, since there is no control group.
+        """
+        return _penalty(self.preempted_latencies, self.straight_through_latencies)
+
+    @property
+    def preemption_latency_penalty_s(self) -> float:
+        """As preemption_latency_penalty, in measured seconds."""
+        return _penalty(self.preempted_latencies_s, self.straight_through_latencies_s)
+
+    def paired_latency_ratios(self, reference: ContinuousTiming) -> dict[str, float]:
+        """Request id -> its latency here over its latency in `reference`, in iterations."""
+        return {rid: latency / reference.latencies[rid] for rid, latency in self.latencies.items()}
+
+    def paired_latency_penalty(self, reference: ContinuousTiming) -> float:
+        """Mean over the requests evicted here of the same request's latency here over that in `reference`.
+
+        Nobody evicted here: 1.0.
+        """
+        ratios = self.paired_latency_ratios(reference)
+        return mean([ratio for rid, ratio in ratios.items() if rid in self.preempted_at]) if self.preemptions else 1.0
+
+    # ---- text and time ------------------------------------------------------------------
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds spent inside the engine's iterations."""
+        return math.fsum(r.step_s for r in self.iterations)
+
+    @cached_property
+    def text_digest(self) -> str:
+        """SHA-256 over every request's id and token ids, in submission order."""
+        lines = (f"{r.request_id}:{','.join(map(str, self.texts[r.request_id].token_ids))}\n" for r in self.requests)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def _recompute_counter(self, name: str) -> int | None:
+        """Sum a counter; before the first eviction nothing can have been recomputed, reported or not."""
+        total, evicted = 0, False
+        for record in self.iterations:
+            evicted = evicted or bool(record.outcome.preempted)
+            value = getattr(record.outcome, name)
+            if value is None and evicted:
+                return None
+            total += value or 0
+        return total
+
+
+def reference_timing(timings: Sequence[ContinuousTiming]) -> ContinuousTiming | None:
+    """The largest pool that evicted nobody, or None."""
+    roomy = [timing for timing in timings if not timing.preemptions]
+    return max(roomy, key=lambda timing: timing.pool_blocks, default=None)
+
+
+def check_sequence(requests: Iterable[RequestSpec], outcomes: Iterable[IterationOutcome]) -> None:
+    """Refuse, with OutcomeRefused, iterations that cannot follow each other."""
+    known, finished = {request.request_id for request in requests}, set[str]()
+    for number, outcome in enumerate(outcomes):
+        for request_id in (*outcome.preempted, *outcome.finished):
+            if request_id not in known:
+                raise OutcomeRefused(f"iteration {number}: {request_id!r} was never submitted")
+        for request_id in outcome.preempted:
+            if request_id in finished:
+                raise OutcomeRefused(f"iteration {number}: {request_id!r} is evicted after it finished")
+        for request_id in outcome.finished:
+            if request_id in finished:
+                raise OutcomeRefused(f"iteration {number}: {request_id!r} finishes twice")
+            finished.add(request_id)
+
+
+def total(values: Iterable[int | None]) -> int | None:
+    """Sum, or None if any is unreported."""
+    listed = list(values)
+    return None if None in listed else sum(v for v in listed if v is not None)
+
+
+def _ratio(part: int | None, whole: int) -> float:
+    if part is None:
+        return math.nan
+    return part / whole if whole else 0.0
+
+
+def mean(values: Collection[float]) -> float:
+    """Not a number for no values."""
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _penalty(victims: Sequence[float], control: Sequence[float]) -> float:
+    return mean(victims) / mean(control) if victims else 1.0

@@ -1,0 +1,1 @@
+"""A small, real inference engine: paged K/V, continuous batching, preemption by recompute."""

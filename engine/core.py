@@ -1,0 +1,121 @@
+"""The engine: submit requests, step until no work is left, take their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.audit import audit
+from engine.config import SchedulerConfig
+from engine.errors import NoProgress
+from engine.plan import Admission, Eviction
+from engine.runner import Runner
+from engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one iteration did. All sizes are exact counts."""
+
+    issued_tokens: int  # rows forwarded
+    collected_tokens: int  # tokens that requests kept
+    forward_tokens: int  # positions computed, padding left out
+    padded_tokens: int  # batch rows that carried no position
+    prefill_rows: int  # rows that computed a prompt or a resumed context
+    recomputed_tokens: int  # positions of resumed rows
+    rebuilt_tokens: int  # positions whose K/V had been computed before
+    admitted: Sequence[Admission]
+    evicted: Sequence[Eviction]
+    finished: Sequence[str]
+    running: int  # after the iteration
+    waiting: int
+    free_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    token_ids: list[int]  # generated, prompt left out
+    logit_gaps: list[float]  # lead of each token over the second best
+
+
+class Engine:
+    """Scheduler and runner, joined: decide, execute, apply.
+
+    with_audit: check every invariant after every iteration (AuditError on a breach).
+    Counters are totals since construction and are never reset by an eviction.
+    """
+
+    def __init__(self, config: SchedulerConfig, runner: Runner, *, with_audit: bool = False) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config)
+        self.runner = runner
+        self.with_audit = with_audit
+        self.issued_tokens = self.collected_tokens = 0
+        self.prefill_rows = self.forward_tokens = self.padded_tokens = 0
+        self.recomputed_tokens = self.rebuilt_tokens = 0
+        self._gaps: dict[str, list[float]] = {}
+
+    @property
+    def recompute_fraction(self) -> float:
+        """recomputed_tokens / forward_tokens; 0.0 before anything was forwarded."""
+        return self.recomputed_tokens / self.forward_tokens if self.forward_tokens else 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.scheduler.waiting or self.scheduler.running)
+
+    def submit(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
+        """Queue a request of token ids. Raises RequestRefused; the engine is then as before."""
+        self.runner.check(request_id, prompt, output_tokens)
+        self.scheduler.submit(request_id, prompt, output_tokens)
+        self._gaps[request_id] = []
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request, wherever it stands; its blocks and slot are free at once."""
+        self.scheduler.abort(request_id)
+        del self._gaps[request_id]
+
+    def take(self, request_id: str) -> Output:
+        """Hand over a finished request's tokens, once."""
+        return Output(self.scheduler.take(request_id), self._gaps.pop(request_id))
+
+    def step(self) -> Step:
+        """Run one iteration. Raises NoProgress if work is left and nothing could run."""
+        plan = self.scheduler.schedule()
+        if not plan.slots:
+            raise NoProgress(
+                f"no row to forward: {len(self.scheduler.waiting)} waiting, "
+                f"{len(self.scheduler.blocks)} of {self.config.pool_blocks} blocks free"
+            )
+        out = self.runner.execute(plan)
+        for request_id, gap in zip(plan.request_ids, out.logit_gaps, strict=True):
+            self._gaps[request_id].append(gap)
+        finished = self.scheduler.apply(plan, out.token_ids)
+        step = Step(
+            issued_tokens=len(plan.slots),
+            collected_tokens=len(out.token_ids),
+            forward_tokens=plan.positions,
+            padded_tokens=out.padded_tokens,
+            prefill_rows=len(plan.admitted),
+            recomputed_tokens=sum(a.positions for a in plan.admitted if a.resumed),
+            rebuilt_tokens=sum(a.rebuilt for a in plan.admitted),
+            admitted=plan.admitted,
+            evicted=plan.evicted,
+            finished=finished,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            free_blocks=len(self.scheduler.blocks),
+        )
+        self._count(step)
+        if self.with_audit:
+            audit(self.scheduler, self.runner)
+        return step
+
+    def _count(self, step: Step) -> None:
+        self.issued_tokens += step.issued_tokens
+        self.collected_tokens += step.collected_tokens
+        self.forward_tokens += step.forward_tokens
+        self.padded_tokens += step.padded_tokens
+        self.prefill_rows += step.prefill_rows
+        self.recomputed_tokens += step.recomputed_tokens
+        self.rebuilt_tokens += step.rebuilt_tokens

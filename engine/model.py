@@ -1,0 +1,100 @@
+"""A Llama-family decoder: RMSNorm, rotary embeddings, grouped-query attention, SwiGLU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.attention import Walk, paged_attention
+from engine.config import ModelConfig
+from engine.kv_store import KVStore
+from engine.numerics import linear, rms_norm, silu
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer; matrices are [out, in], as `torch.nn.functional.linear` takes them."""
+
+    attention_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    output: Tensor  # [hidden, heads * head_dim]
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * intermediate, hidden]
+    down: Tensor  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    embedding: Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # [hidden]
+    lm_head: Tensor  # [vocab, hidden]
+
+    def matrices(self) -> Iterator[tuple[str, Tensor]]:
+        """Every matrix that multiplies activations, with a name for messages."""
+        for index, layer in enumerate(self.layers):
+            for name in ("qkv", "output", "gate_up", "down"):
+                yield f"layers.{index}.{name}", getattr(layer, name)
+        yield "lm_head", self.lm_head
+
+    @property
+    def nbytes(self) -> int:
+        norms = sum(layer.attention_norm.nbytes + layer.mlp_norm.nbytes for layer in self.layers)
+        matrices = sum(matrix.nbytes for _, matrix in self.matrices())
+        return self.embedding.nbytes + norms + self.norm.nbytes + matrices
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tensors of one ragged forward; `padded` rows, of which the first `positions` are real."""
+
+    token_ids: Tensor  # [padded]
+    positions: Tensor  # [padded] absolute position of each token in its request
+    cells: Tensor  # [positions] where each K/V goes
+    last: Tensor  # [padded rows] batch row of each request's last position
+    walk: Walk
+
+
+class Model:
+    """Weights and the forward. Stateless: K/V lives in the store that is passed in."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+        self.config = config
+        self.weights = weights
+        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self.rope_cos, self.rope_sin = _rope_tables(config, self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, store: KVStore) -> Tensor:
+        """Compute `batch`, write its K/V, return float32 logits [padded rows, vocab]."""
+        cfg, weights = self.config, self.weights
+        cos, sin = self.rope_cos[batch.positions], self.rope_sin[batch.positions]
+        real = batch.cells.shape[0]
+        x = weights.embedding[batch.token_ids]
+        for index, layer in enumerate(weights.layers):
+            qkv = linear(rms_norm(x, layer.attention_norm, cfg.rms_eps), layer.qkv)
+            heads = qkv.view(x.shape[0], -1, cfg.head_dim)
+            q, k, v = torch.split(heads, [cfg.heads, cfg.kv_heads, cfg.kv_heads], dim=1)
+            store.write(index, batch.cells, _rotate(k, cos, sin)[:real], v[:real])
+            q = _rotate(q, cos, sin) * cfg.head_dim**-0.5
+            x = x + linear(paged_attention(q, store, index, batch.walk), layer.output)
+            gate, up = linear(rms_norm(x, layer.mlp_norm, cfg.rms_eps), layer.gate_up).chunk(2, dim=-1)
+            x = x + linear(silu(gate) * up, layer.down)
+        return linear(rms_norm(x[batch.last], weights.norm, cfg.rms_eps), weights.lm_head).float()
+
+
+def _rope_tables(config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [max_positions, 1, head_dim / 2] (Su et al., 2021), from float64."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    angles = torch.arange(config.max_positions, dtype=torch.float64)[:, None] * config.rope_theta**-half
+    cos, sin = angles.cos().float(), angles.sin().float()
+    return cos.unsqueeze(1).to(device), sin.unsqueeze(1).to(device)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, halves convention of Llama checkpoints. x: [rows, heads, head_dim]."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -1,0 +1,302 @@
+"""The command line: exit codes, single-line errors, formats, and that bad input writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from batchbench.cli import app
+from batchbench.scenario import Scenario
+from engine.scheduler import Scheduler
+
+DAY34 = Path("scenarios/day34.toml").resolve()
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def scenario(here, *changes):
+    text = DAY34.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (here / "x.toml").write_text(text)
+    return "x.toml"
+
+
+def everything_under(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def assert_refused(done, here, message, code=2):
+    assert done.exit_code == code, done.output
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert done.stdout == ""
+    assert set(everything_under(here)) <= {"x.toml", "file"}
+
+
+def test_sweep_writes_tables_and_figures_and_says_where(here):
+    done = invoke("sweep", str(DAY34))
+    assert done.exit_code == 0, done.output
+    tables = ["admissions", "evictions", "iterations", "pools", "requests", "texts"]
+    figures = ["pool_sweep", "rows_against_positions", "slot_timeline", "staircase"]
+    assert everything_under(here) == sorted(
+        [f"plots/day34/{name}.png" for name in figures]
+        + [f"results/day34/{name}.parquet" for name in tables]
+        + ["results/day34/run.json"]
+    )
+    assert "tables: results/day34/*.parquet" in done.stdout
+    assert "figures: plots/day34/*.png" in done.stdout
+    assert [line.split()[1] for line in done.stderr.splitlines()] == ["48", "32", "24", "16", "12", "8"]
+    assert "6/6 requests, 64 iterations, 7 evictions" in done.stderr
+
+
+def test_no_progress_is_silent_and_out_moves_everything(here):
+    done = invoke("sweep", str(DAY34), "--no-progress", "--out", "o")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert {path.split("/")[0] for path in everything_under(here)} == {"o"}
+    assert (here / "o/plots/staircase.png").exists()
+
+
+def test_json_is_complete_and_has_nulls_not_nans(here):
+    path = scenario(here, ("pools = [48, 32, 24, 16, 12, 8]", "pools = [7]"), ("requests = 6", "requests = 1"))
+    done = invoke("sweep", path, "--format", "json", "--out", "o")
+    document = json.loads(done.stdout)
+    (pool,) = document["pools"]
+    assert pool["issued_tokens"] == 24
+    assert pool["recomputed_tokens_per_preemption"] is None
+    assert document["tables"] == "o"
+
+
+def test_markdown(here):
+    done = invoke("sweep", str(DAY34), "--format", "markdown", "--no-progress")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "| pool | occupancy | evictions per request | recompute share | victim latency | text |"
+    assert lines[6] == "| 12 blocks | 0.375 | 1.17 | 39.9% | 1.90x | identical |"
+
+
+def test_one_pool_claims_no_comparison(here):
+    done = invoke("sweep", scenario(here, ("pools = [48, 32, 24, 16, 12, 8]", "pools = [12]")), "--out", "o")
+    assert "one pool: not compared" in " ".join(done.stdout.split())
+    assert "identical" not in done.stdout
+
+
+def test_dry_run_predicts_and_writes_nothing(here):
+    done = invoke("sweep", str(DAY34), "--dry-run")
+    assert done.exit_code == 0
+    assert everything_under(here) == []
+    row = next(line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["12"])
+    assert row[:7] == ["12", "blocks", "36.0", "KiB", "54", "168", row[6]]
+    document = json.loads(invoke("sweep", str(DAY34), "--dry-run", "--format", "json").stdout)
+    assert [pool["pool_bytes"] for pool in document["pools"]] == [n * 4 * 768 for n in (48, 32, 24, 16, 12, 8)]
+
+
+def test_audit_runs_clean(here):
+    assert invoke("sweep", str(DAY34), "--audit").exit_code == 0
+
+
+def test_validate_and_schema(here):
+    done = invoke("validate", str(DAY34))
+    assert done.exit_code == 0
+    assert "day34: 6 requests through pools 48, 32, 24, 16, 12, 8" in done.stdout
+    assert json.loads(invoke("schema").stdout) == Scenario.model_json_schema()
+
+
+def test_plot_draws_again_from_the_tables_alone(here):
+    invoke("sweep", str(DAY34), "--out", "o")
+    done = invoke("plot", "o", "--out", "again", "--pool", "8")
+    assert done.exit_code == 0
+    assert [Path(line).name for line in done.stdout.split()] == [
+        "pool_sweep.png",
+        "staircase.png",
+        "slot_timeline.png",
+        "rows_against_positions.png",
+    ]
+    assert (here / "again/staircase.png").read_bytes() == (here / "o/plots/staircase.png").read_bytes()
+
+
+# ---- bad input: one line, exit code 2, nothing written ---------------------------------------
+
+
+@pytest.mark.parametrize("command", ["sweep", "validate"])
+def test_missing_file(here, command):
+    assert_refused(invoke(command, "nope.toml"), here, "nope.toml: No such file or directory")
+
+
+def test_malformed_toml(here):
+    assert_refused(invoke("sweep", scenario(here, ("[engine]", "[engine"))), here, "not valid TOML")
+
+
+def test_unknown_key(here):
+    path = scenario(here, ("slots = 6", "slot = 6"))
+    assert_refused(invoke("sweep", path), here, "unknown key 'engine.slot', did you mean 'engine.slots'?")
+
+
+@pytest.mark.parametrize(
+    ("pools", "message"),
+    [
+        ("[48, -12]", "sweep.pools.1"),
+        ("[48, 0]", "sweep.pools.1"),
+        ("[48, 48]", "pool 48 is listed twice"),
+        ("[]", "sweep.pools"),
+    ],
+)
+def test_bad_pools(here, pools, message):
+    path = scenario(here, ("[48, 32, 24, 16, 12, 8]", pools))
+    assert_refused(invoke("sweep", path), here, message)
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_a_pool_too_small_for_one_request(here, dry_run):
+    path = scenario(here, ("16, 12, 8]", "16, 12, 6]"))
+    message = "request 'r0': 5 prompt + 24 output tokens need 7 blocks of 4, the pool has 6"
+    assert_refused(invoke("sweep", path, *dry_run), here, message)
+
+
+def test_empty_workload(here):
+    path = scenario(here, ("requests = 6\nprompt_tokens = 5\noutput_tokens = 24", "lengths = []"))
+    assert_refused(invoke("sweep", path), here, "there are no requests")
+
+
+def test_unwritable_output_folder(here):
+    (here / "file").write_text("not a folder")
+    assert_refused(invoke("sweep", str(DAY34), "--out", "file/o"), here, "output folder file/o: Not a directory")
+
+
+def test_unwritable_figure_folder_is_found_before_the_sweep(here):
+    (here / "file").write_text("not a folder")
+    done = invoke("sweep", str(DAY34), "--out", "o", "--plots", "file/p")
+    assert_refused(done, here, "output folder file/p: Not a directory")
+
+
+def test_unknown_engine(here):
+    assert_refused(invoke("sweep", str(DAY34), "--engine", "warp"), here, "unknown engine 'warp'; known: own")
+
+
+@pytest.mark.parametrize(("device", "message"), [("tpu", "unknown device 'tpu'"), ("cuda:7", "'cuda:7' is not there")])
+def test_unknown_device(here, device, message):
+    path = scenario(here, ("slots = 6", f'slots = 6\ndevice = "{device}"'))
+    assert_refused(invoke("sweep", path), here, message)
+
+
+def test_unknown_model(here):
+    path = scenario(here, ('model = "tiny"', 'model = "huge"'))
+    assert_refused(invoke("sweep", path), here, "unknown model 'huge'; known: tiny")
+
+
+def test_plot_of_what_is_not_a_result(here):
+    assert_refused(invoke("plot", "nowhere"), here, "nowhere is not a result folder")
+
+
+def test_plot_of_a_pool_that_is_not_there(here):
+    invoke("sweep", str(DAY34), "--out", "o")
+    done = invoke("plot", "o", "--pool", "13")
+    assert done.exit_code == 2
+    assert "no pool of 13 blocks; it has 48, 32, 24, 16, 12, 8" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("sweep",), ("swep", "x"), ("sweep", "x", "--pools", "3"), ("plot", "o", "--pool", "x")]
+)
+def test_usage_errors_exit_with_2(here, arguments):
+    assert invoke(*arguments).exit_code == 2
+    assert everything_under(here) == []
+
+
+def test_control_characters_do_not_reach_the_terminal(here):
+    path = scenario(here, ("[workload]", '"\\u001b[31mred" = 1\n[workload]'))
+    done = invoke("sweep", path)
+    assert done.exit_code == 2
+    assert "\x1b" not in done.stderr
+    done = invoke("validate", "a\x1b[31m\nb.toml")
+    assert "\x1b" not in done.stderr and done.stderr.count("\n") == 1
+
+
+# ---- failures --------------------------------------------------------------------------------
+
+
+def plant(monkeypatch):
+    """A bug that changes text: on eviction the last two tokens trade places."""
+    honest = Scheduler._evict
+
+    def swap(self, victim):
+        event = honest(self, victim)
+        victim.tokens[-2:] = reversed(victim.tokens[-2:])
+        return event
+
+    monkeypatch.setattr(Scheduler, "_evict", swap)
+
+
+def test_different_texts_exit_with_4_and_leave_no_timings(here, monkeypatch):
+    plant(monkeypatch)
+    done = invoke("sweep", str(DAY34), "--out", "o", "--no-progress")
+    assert_refused(done, here, "texts differ, so there are no timings: request 'r4', generated token", code=4)
+
+
+def test_different_texts_leave_an_earlier_result_as_it_was(here, monkeypatch):
+    invoke("sweep", str(DAY34), "--out", "o")
+    before = {path: (here / path).read_bytes() for path in everything_under(here)}
+    plant(monkeypatch)
+    assert invoke("sweep", str(DAY34), "--out", "o").exit_code == 4
+    assert {path: (here / path).read_bytes() for path in everything_under(here)} == before
+
+
+def test_a_failing_engine_exits_with_1_and_debug_brings_the_traceback(here, monkeypatch):
+    def broken(self):
+        raise RuntimeError("CUDA out of memory\nTried to allocate")
+
+    monkeypatch.setattr(Scheduler, "schedule", broken)
+    done = invoke("sweep", str(DAY34), "--no-progress")
+    assert done.exit_code == 1
+    assert done.stderr == "error: RuntimeError: CUDA out of memory Tried to allocate\n"
+    debug = invoke("sweep", str(DAY34), "--no-progress", "--debug")
+    assert debug.exit_code == 1
+    assert "out of memory" in str(debug.exception)
+
+
+def test_a_bug_of_ours_is_one_line_too(here, monkeypatch):
+    monkeypatch.setattr("batchbench.cli.build_requests", lambda workload: 1 / 0)
+    done = invoke("sweep", str(DAY34))
+    assert done.exit_code == 1
+    assert done.stderr == "internal error: ZeroDivisionError: division by zero (--debug shows where)\n"
+
+
+def test_an_interrupted_sweep_keeps_the_pools_that_were_done(here, monkeypatch):
+    honest, calls = Scheduler.schedule, []
+
+    def interrupt(self):
+        calls.append(1)
+        if len(calls) > 40:
+            raise KeyboardInterrupt
+        return honest(self)
+
+    monkeypatch.setattr(Scheduler, "schedule", interrupt)
+    done = invoke("sweep", str(DAY34), "--out", "o", "--no-progress")
+    assert done.exit_code == 130
+    assert "o/parts/pool-48/requests.parquet" in everything_under(here)
+
+
+def test_it_runs_as_a_module_in_a_process_of_its_own(here):
+    environment = os.environ | {"PYTHONPATH": str(DAY34.parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-m", "batchbench", "validate", "nope.toml"],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: nope.toml: No such file or directory\n"

@@ -1,0 +1,57 @@
+"""When requests are submitted, what counts as time, and what is refused at the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchbench import Text, engine_factory, load_scenario
+from batchbench.adapters.fake import FakeClock, ScriptedEngine
+from batchbench.driver import run_workload
+from batchbench.errors import EngineFailed
+from tests.batchbench.scripted import it, play, request
+
+
+def test_requests_arrive_by_iteration_then_as_listed():
+    requests = [request("late", arrival=2), request("b"), request("a")]
+    clock = FakeClock()
+    script = [it(1, finished=("b",)), it(1, finished=("a",)), it(1, finished=("late",))]
+    engine = ScriptedEngine(script, {r.request_id: Text((1,)) for r in requests}, slots=1, pool_blocks=4, clock=clock)
+    run_workload(engine, requests, clock=clock)
+    assert engine.submitted == [(0, "b"), (0, "a"), (2, "late")]
+
+
+def test_what_the_harness_does_between_iterations_is_nobodys_latency():
+    clock = FakeClock()
+    script = [it(1), it(1, finished=("a",))]
+    engine = ScriptedEngine(script, {"a": Text((1, 2))}, slots=1, pool_blocks=4, clock=clock)
+
+    def draw_progress(iteration, outcome):
+        clock.now_s += 100
+
+    timing = run_workload(engine, [request("a", 2)], clock=clock, on_iteration=draw_progress)
+    assert timing.latencies_s == {"a": 2.0}
+    assert (timing.engine_s, timing.wall_s) == (2.0, 202.0)
+
+
+def test_the_iteration_clock_jumps_over_a_gap_without_work():
+    factory = engine_factory("own", load_scenario("scenarios/day34.toml").engine)
+    requests = [request("a", 3, 2, arrival=0), request("b", 3, 2, arrival=50)]
+    timing = run_workload(factory(8), requests)
+    assert [r.iteration for r in timing.iterations] == [0, 1, 2, 50, 51, 52]
+    assert timing.latencies == {"a": 3, "b": 3}
+    assert timing.occupancy == 6 / (6 * 6)
+
+
+def test_an_engine_that_stops_early_is_an_error():
+    with pytest.raises(EngineFailed, match="no work left, but 'b' never finished"):
+        play([request("a"), request("b")], [it(1, finished=("a",))])
+
+
+def test_a_text_of_the_wrong_length_is_an_error():
+    with pytest.raises(EngineFailed, match="'a' finished with 2 tokens of 1"):
+        play([request("a")], [it(1, finished=("a",))], texts={"a": Text((1, 2))})
+
+
+def test_tokens_collected_and_then_lost_are_an_error():
+    with pytest.raises(EngineFailed, match="reported 2 tokens collected, its texts hold 1"):
+        play([request("a")], [it(1), it(1, finished=("a",))])

@@ -1,0 +1,172 @@
+"""Eight engine bugs, planted one at a time: each is caught by the identity check or by the audit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from batchbench import build_requests, engine_factory, load_scenario, sweep_pool_sizes
+from batchbench.errors import EngineFailed, TextsDiffer
+from engine.runner import TorchRunner
+from engine.scheduler import Scheduler
+
+POOLS = (48, 12)
+
+
+def day34(audit=True, pools=POOLS):
+    scenario = load_scenario("scenarios/day34.toml")
+    factory = engine_factory("own", scenario.engine, audit=audit)
+    return sweep_pool_sizes(build_requests(scenario.workload), pools, factory)
+
+
+def test_without_a_bug_nothing_is_caught():
+    assert [t.preemptions for t in day34()] == [0, 7]
+
+
+def test_resume_that_restarts(monkeypatch):
+    """The victim forgets what it generated. Greedy decoding finds the same text again, so the books must tell."""
+    honest = Scheduler._evict
+
+    def restart(self, victim):
+        event = honest(self, victim)
+        del victim.tokens[victim.prompt_tokens :]
+        return event
+
+    monkeypatch.setattr(Scheduler, "_evict", restart)
+    with pytest.raises(EngineFailed, match="AuditError: request 'r4' lost text: 5 tokens, but 8 positions"):
+        day34()
+    with pytest.raises(EngineFailed, match=r"\d+ tokens collected, its texts hold 144"):
+        day34(audit=False)
+
+
+def test_resume_off_by_one_position(monkeypatch):
+    """The resumed context is fed from one position late, so its first K/V is never written."""
+    honest = Scheduler.schedule
+
+    def off_by_one(self):
+        plan = honest(self)
+        late = {a.slot for a in plan.admitted if a.resumed}
+        token_ids, starts, at = [], [], 0
+        for slot, start, stop in zip(plan.slots, plan.starts, plan.stops, strict=True):
+            skip = int(slot in late)
+            token_ids += plan.token_ids[at + skip : at + stop - start]
+            starts.append(start + skip)
+            at += stop - start
+        admitted = [dataclasses.replace(a, positions=a.positions - a.resumed) for a in plan.admitted]
+        return dataclasses.replace(plan, token_ids=token_ids, starts=starts, admitted=admitted)
+
+    monkeypatch.setattr(Scheduler, "schedule", off_by_one)
+    with pytest.raises(EngineFailed, match=r"AuditError: K/V of 'r1' at position 0 \(cell \d+\) was last written by"):
+        day34()
+    with pytest.raises(TextsDiffer, match=r"request 'r1', generated token 2\d: .*evicted before it, at 20 generated"):
+        day34(audit=False)
+
+
+def test_stale_block_table(monkeypatch):
+    """A slot's next request keeps the last one's blocks in its table."""
+    honest = TorchRunner._update_table
+
+    def stale(self, update):
+        if update.first > 0 or not self.tables[update.slot].any():
+            honest(self, update)
+
+    monkeypatch.setattr(TorchRunner, "_update_table", stale)
+    with pytest.raises(EngineFailed, match="AuditError: the block table of slot [01] is stale"):
+        day34()
+    with pytest.raises(TextsDiffer):
+        day34(audit=False)
+
+
+def test_block_given_to_two_requests(monkeypatch):
+    honest = Scheduler._allocate
+
+    def double(self, request, count, updates):
+        honest(self, request, count, updates)
+        other = next((r for r in self.running if r is not request and r.blocks), None)
+        if other and request.evictions:
+            request.blocks[0] = other.blocks[0]
+            updates[-1] = dataclasses.replace(updates[-1], blocks=list(request.blocks[updates[-1].first :]))
+
+    monkeypatch.setattr(Scheduler, "_allocate", double)
+    with pytest.raises(EngineFailed, match="AuditError: block 0 is held 2 times: by 'r1', 'r2'"):
+        day34()
+    with pytest.raises(TextsDiffer, match="request 'r1', generated token 20"):
+        day34(audit=False)
+
+
+def test_lost_block_on_release(monkeypatch):
+    """Every text is right; only the audit can see it."""
+    honest, lost = Scheduler._release, []
+
+    def leaky(self, request, status):
+        if not lost:
+            lost.append(request.blocks.pop())
+        honest(self, request, status)
+
+    monkeypatch.setattr(Scheduler, "_release", leaky)
+    with pytest.raises(EngineFailed, match="AuditError: block [0-9]+ is lost: neither free nor owned"):
+        day34()
+    lost.clear()
+    day34(audit=False, pools=(48,))
+
+
+def test_slot_reused_dirty(monkeypatch):
+    """A slot's new owner inherits the first entry of the last owner's block table."""
+    honest, used = TorchRunner._update_table, set()
+
+    def dirty(self, update):
+        inherited = self.tables[update.slot, 0]
+        honest(self, update)
+        if (id(self), update.slot) in used and update.first == 0:
+            self.tables[update.slot, 0] = inherited
+        used.add((id(self), update.slot))
+
+    monkeypatch.setattr(TorchRunner, "_update_table", dirty)
+    with pytest.raises(EngineFailed, match="AuditError: the block table of slot 1 is stale: .* but 'r2' owns"):
+        day34()
+    with pytest.raises(TextsDiffer):
+        day34(audit=False)
+
+
+def test_victim_pushed_to_the_tail(monkeypatch):
+    """Every text is right; the queue's order is not."""
+    honest = Scheduler._evict
+
+    def to_tail(self, victim):
+        event = honest(self, victim)
+        self.waiting.rotate(-1)
+        return event
+
+    monkeypatch.setattr(Scheduler, "_evict", to_tail)
+    with pytest.raises(EngineFailed, match=r"AuditError: the waiting queue is out of arrival order at 'r\d'"):
+        day34()
+
+
+def test_generated_token_dropped_on_eviction(monkeypatch):
+    honest = Scheduler._evict
+
+    def drop(self, victim):
+        event = honest(self, victim)
+        del victim.tokens[-2]
+        return event
+
+    monkeypatch.setattr(Scheduler, "_evict", drop)
+    with pytest.raises(EngineFailed, match="AuditError: request 'r4' lost text: 8 tokens, but 8 positions"):
+        day34()
+    with pytest.raises(EngineFailed, match=r"\d+ tokens collected, its texts hold 144"):
+        day34(audit=False)
+
+
+def test_generated_token_swapped_on_eviction_is_named_by_the_identity_check(monkeypatch):
+    """The count is right, so only the text can tell."""
+    honest = Scheduler._evict
+
+    def swap(self, victim):
+        event = honest(self, victim)
+        victim.tokens[-2:] = reversed(victim.tokens[-2:])
+        return event
+
+    monkeypatch.setattr(Scheduler, "_evict", swap)
+    with pytest.raises(TextsDiffer, match=r"request 'r1', generated token 18: .*evicted later, at 20"):
+        day34()

@@ -1,0 +1,133 @@
+"""The arithmetic of every metric, from scripted iterations and a fake clock."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from batchbench import IterationOutcome
+from batchbench.errors import OutcomeRefused
+from batchbench.timing import reference_timing
+from tests.batchbench.scripted import it, play, request
+
+# a runs straight through; b is evicted in iteration 1 and resumes, with 3 positions, in iteration 2.
+REQUESTS = [request("a", output=3, prompt=2), request("b", output=3, prompt=2)]
+SCRIPT = [
+    it(2, forward_tokens=4, recomputed_tokens=0, rebuilt_tokens=0),
+    it(1, forward_tokens=1, preempted=("b",), recomputed_tokens=0, rebuilt_tokens=0),
+    it(2, forward_tokens=4, recomputed_tokens=3, rebuilt_tokens=2, finished=("a",)),
+    it(1, forward_tokens=1, recomputed_tokens=0, rebuilt_tokens=0, finished=("b",)),
+]
+
+
+@pytest.fixture
+def timing():
+    return play(REQUESTS, SCRIPT, slots=2, step_s=[0.5, 0.25, 1.0, 0.25])
+
+
+def test_counts(timing):
+    assert (timing.issued_tokens, timing.collected_tokens, timing.waste_fraction) == (6, 6, 0.0)
+    assert (timing.forward_tokens, timing.recomputed_tokens, timing.rebuilt_tokens) == (10, 3, 2)
+    assert timing.recompute_fraction == 3 / 10
+    assert timing.recompute_tax == 2 / 10
+    assert timing.occupancy == 6 / (2 * 4)
+    assert timing.preempted_at == {"b": (1,)}
+    assert (timing.preemptions, timing.preemptions_per_request) == (1, 0.5)
+    assert timing.recomputed_tokens_per_preemption == 3.0
+
+
+def test_latencies(timing):
+    assert timing.latencies == {"a": 3, "b": 4}
+    assert timing.latencies_s == {"a": 1.75, "b": 2.0}
+    assert (timing.preempted_latencies, timing.straight_through_latencies) == ((4,), (3,))
+    assert (timing.preempted_latencies_s, timing.straight_through_latencies_s) == ((2.0,), (1.75,))
+    assert timing.preemption_latency_penalty == 4 / 3
+    assert timing.preemption_latency_penalty_s == 2.0 / 1.75
+    assert timing.engine_s == timing.wall_s == 2.0
+
+
+def test_latency_runs_from_arrival_not_from_the_start():
+    late = play([request("a", 2), request("b", 1, arrival=1)], [it(1), it(2, finished=("a", "b"))], step_s=[4.0, 1.0])
+    assert late.latencies == {"a": 2, "b": 1}
+    assert late.latencies_s == {"a": 5.0, "b": 1.0}
+
+
+def test_the_same_request_is_compared_across_pools(timing):
+    roomy = play(REQUESTS, [it(2), it(2), it(2, finished=("a", "b"))], pool_blocks=20)
+    assert timing.paired_latency_ratios(roomy) == {"a": 1.0, "b": 4 / 3}
+    assert timing.paired_latency_penalty(roomy) == 4 / 3
+    assert roomy.paired_latency_penalty(roomy) == 1.0
+    assert reference_timing([timing, roomy]) is roomy
+    assert reference_timing([timing]) is None
+
+
+def test_nobody_preempted_is_a_penalty_of_exactly_one():
+    calm = play([request("a")], [it(1, finished=("a",))])
+    assert calm.preemption_latency_penalty == calm.preemption_latency_penalty_s == 1.0
+    assert calm.recompute_fraction == 0.0
+    assert calm.thrashes == 0
+    assert math.isnan(calm.recomputed_tokens_per_preemption)
+
+
+def test_everybody_preempted_has_no_control_group_and_is_not_a_number():
+    crowded = play([request("a", 2)], [it(1), it(0, preempted=("a",)), it(1, finished=("a",))])
+    assert math.isnan(crowded.preemption_latency_penalty)
+    assert math.isnan(crowded.preemption_latency_penalty_s)
+
+
+def test_an_unreported_forward_is_one_position_per_row():
+    timing = play([request("a", 2), request("b", 2)], [it(2), it(2, finished=("a", "b"))])
+    assert timing.forward_tokens == timing.issued_tokens == 4
+
+
+def test_unreported_recompute_is_zero_before_the_first_eviction_and_unknown_after():
+    calm = play([request("a", 2)], [it(1), it(1, finished=("a",))])
+    assert (calm.recomputed_tokens, calm.recompute_fraction) == (0, 0.0)
+    evicting = play([request("a", 2)], [it(1), it(1, preempted=("a",), finished=("a",))])
+    assert evicting.recomputed_tokens is evicting.rebuilt_tokens is evicting.thrashes is None
+    assert math.isnan(evicting.recompute_fraction)
+    assert math.isnan(evicting.recompute_tax)
+    assert evicting.padded_tokens is None
+
+
+def test_rows_that_nobody_kept_are_waste():
+    wasteful = play([request("a", 2)], [it(2, collected=1), it(2, collected=1, finished=("a",))])
+    assert wasteful.waste_fraction == 0.5
+
+
+def test_occupancy_leaves_out_iterations_that_forwarded_nothing():
+    timing = play([request("a", 2)], [it(1), it(0), it(1, finished=("a",))], slots=1)
+    assert timing.occupancy == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"issued_tokens": 1, "collected_tokens": 2}, "2 tokens collected from 1 rows"),
+        ({"forward_tokens": 5, "recomputed_tokens": 6}, "6 positions recomputed of 5 forwarded"),
+        ({"forward_tokens": 5, "rebuilt_tokens": 6}, "6 positions rebuilt of 5 forwarded"),
+        ({"recomputed_tokens": 3}, "3 positions recomputed of 2 forwarded"),  # unreported: one per row
+        ({"forward_tokens": 1}, "2 rows forwarded, but only 1 positions"),
+        ({"collected_tokens": -1}, "a count is negative"),
+        ({"recomputed_tokens": -1}, "a count is negative"),
+        ({"preempted": ("a",), "evictions": ()}, r"the ledger evicts \[\], not \('a',\)"),
+    ],
+)
+def test_an_impossible_iteration_is_refused(fields, message):
+    with pytest.raises(OutcomeRefused, match=message):
+        IterationOutcome(**({"issued_tokens": 2, "collected_tokens": 2} | fields))
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ([it(1, finished=("a",)), it(0, preempted=("a",))], "iteration 1: 'a' is evicted after it finished"),
+        ([it(1, finished=("a",)), it(0, finished=("a",))], "iteration 1: 'a' finishes twice"),
+        ([it(1, finished=("a", "a"))], "iteration 0: 'a' finishes twice"),
+        ([it(1, preempted=("x",)), it(0, finished=("a",))], "iteration 0: 'x' was never submitted"),
+    ],
+)
+def test_an_impossible_sequence_is_refused(script, message):
+    with pytest.raises(OutcomeRefused, match=message):
+        play([request("a")], script)

@@ -1,0 +1,165 @@
+"""Each invariant is broken on purpose, exactly one at a time, and the message is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.audit import audit
+from engine.errors import AuditError
+from engine.request import Status
+from engine.scheduler import Scheduler
+from tests.helpers import drain, prompt, real_engine
+
+
+@pytest.fixture
+def engine():
+    """Three running (r0..r2), two waiting (r3, r4), some blocks free."""
+    engine = real_engine(slots=3, pool_blocks=20)
+    for n in range(5):
+        engine.submit(f"r{n}", prompt(n, 6), 10)
+    engine.step()
+    engine.step()
+    audit(engine.scheduler, engine.runner)
+    return engine
+
+
+def lose_block(s, _):
+    s.blocks._free.remove(9)
+
+
+def own_block_twice(s, r):
+    s.requests["r1"].blocks[0] = s.requests["r0"].blocks[0]
+
+
+def block_free_and_owned(s, _):
+    s.blocks._free.append(0)
+
+
+def block_free_twice(s, _):
+    s.blocks._free.append(s.blocks._free[0])
+
+
+def foreign_block(s, _):
+    s.blocks._free.append(20)
+
+
+def lose_slot(s, _):
+    s.running[0].slot = None
+
+
+def share_slot(s, _):
+    s.running[1].slot = s.running[0].slot
+
+
+def waiting_holds_slot(s, _):
+    s.waiting[0].slot = 1
+
+
+def waiting_holds_computed(s, _):
+    s.waiting[1].num_computed = 3
+
+
+def queue_out_of_order(s, _):
+    s.waiting.rotate(1)
+
+
+def running_overtakes(s, _):
+    s.waiting[0].arrival = 0
+
+
+def computed_behind(s, _):
+    s.running[0].num_computed -= 1
+
+
+def one_block_too_many(s, _):
+    s.running[0].blocks += s.blocks.take(1)
+
+
+def capacity_wrong(s, _):
+    s.running[2].capacity += 4
+
+
+def too_many_tokens(s, _):
+    s.running[1].length_limit = 8
+
+
+def text_lost(s, _):
+    s.waiting[0].frontier = 6
+
+
+def in_no_queue(s, _):
+    s.waiting[0].status = Status.RUNNING
+
+
+def stale_table(s, r):
+    r.tables[s.running[1].slot, 0] += 1
+
+
+def position_never_written(s, r):
+    del r.written[s.running[0].blocks[0] * 4 + 2]
+
+
+def written_beyond_text(s, r):
+    request = s.running[0]
+    r.written[request.blocks[1] * 4 + 3] = (request.request_id, 7)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lose_block, "block 9 is lost: neither free nor owned"),
+        (own_block_twice, "block 0 is held 2 times: by 'r0', 'r1'"),
+        (block_free_and_owned, "block 0 is held 2 times: by 'r0', 'the free list'"),
+        (block_free_twice, "block 19 is held 2 times: by 'the free list', 'the free list'"),
+        (foreign_block, "block 20 is not one of the pool's 20"),
+        (lose_slot, "slot 0 is lost"),
+        (share_slot, "slot 0 is held 2 times: by 'r0', 'r1'"),
+        (waiting_holds_slot, r"waiting request 'r3' holds blocks \[\], slot 1, 0 computed"),
+        (waiting_holds_computed, "waiting request 'r4' holds .* 3 computed positions; it must hold nothing"),
+        (queue_out_of_order, "the waiting queue is out of arrival order at 'r3'"),
+        (running_overtakes, "'r2' runs ahead of 'r3', which arrived before it"),
+        (computed_behind, "running request 'r0' has K/V of 6 positions for 8 tokens, not all but one"),
+        (one_block_too_many, "running request 'r0' holds 3 blocks, 7 positions need 2"),
+        (capacity_wrong, "running request 'r2' has capacity 12 in 2 blocks"),
+        (too_many_tokens, "running request 'r1' has 8 tokens, should be between its prompt's 6 and its limit of 8"),
+        (text_lost, "request 'r3' lost text: 6 tokens, but 6 positions of it were once computed"),
+        (in_no_queue, "request 'r3' is running but in no queue"),
+        (stale_table, "the block table of slot 1 is stale"),
+        (position_never_written, r"K/V of 'r0' at position 2 \(cell 2\) was last written by None"),
+        (written_beyond_text, "K/V of 'r0' was written at position 7, beyond its 7 computed positions"),
+    ],
+)
+def test_breach_is_named(engine, break_it, message):
+    break_it(engine.scheduler, engine.runner)
+    with pytest.raises(AuditError, match=message):
+        audit(engine.scheduler, engine.runner)
+
+
+def test_a_block_leaked_on_one_release_is_caught_in_that_iteration_by_id(monkeypatch):
+    """Every text would be right: only the audit can see this."""
+    honest, leaked = Scheduler._release, []
+
+    def leaky(self, request, status):
+        if not leaked:
+            leaked.append(request.blocks.pop())
+        honest(self, request, status)
+
+    engine = real_engine(slots=2, pool_blocks=20)
+    engine.submit("short", prompt(0, 6), 3)
+    engine.submit("long", prompt(1, 6), 12)
+    monkeypatch.setattr(Scheduler, "_release", leaky)
+    engine.step()
+    engine.step()
+    with pytest.raises(AuditError, match=r"block (\d+) is lost") as caught:
+        engine.step()  # the iteration in which `short` finishes
+    assert str(leaked[0]) in str(caught.value)
+
+
+def test_an_id_used_again_does_not_confuse_the_write_check():
+    engine = real_engine(slots=1, pool_blocks=4)
+    engine.submit("r", prompt(0, 3), 12)
+    for _ in range(10):
+        engine.step()
+    engine.abort("r")
+    engine.submit("r", prompt(1, 1), 14)
+    drain(engine)

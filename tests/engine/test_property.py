@@ -1,0 +1,57 @@
+"""Random workloads through random pools: texts, books and blocks all come out right."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import SchedulerConfig
+from engine.core import Engine
+from tests.helpers import LogitsRunner, assert_whole, prompt, take_all, tiny
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 14), st.integers(1, 14), st.integers(0, 12)),  # prompt, output, arrival
+    min_size=1,
+    max_size=7,
+)
+
+
+def run(requests, slots, pool_blocks, block_size, watermark_blocks):
+    """Submit at arrivals, drain with the audit on, return the engine and its texts."""
+    config = SchedulerConfig(slots, pool_blocks, block_size, watermark_blocks)
+    engine = Engine(config, LogitsRunner(tiny(), config), with_audit=True)
+    pending = sorted(enumerate(requests), key=lambda item: item[1][2])
+    iteration = 0
+    while pending or engine.has_work:
+        while pending and (pending[0][1][2] <= iteration or not engine.has_work):
+            number, (prompt_tokens, output_tokens, _) = pending.pop(0)
+            engine.submit(f"r{number}", prompt(number, prompt_tokens), output_tokens)
+        engine.step()
+        iteration += 1
+        assert iteration < 5000
+    assert_whole(engine.scheduler)
+    return engine, take_all(engine, [f"r{n}" for n in range(len(requests))])
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    requests=REQUESTS,
+    slots=st.integers(1, 5),
+    block_size=st.integers(1, 9),
+    watermark_blocks=st.integers(0, 8),
+    squeeze=st.floats(0, 1),
+)
+def test_any_workload_through_any_pool(requests, slots, block_size, watermark_blocks, squeeze):
+    needed = [-(-(p + o - 1) // block_size) for p, o, _ in requests]
+    smallest, roomy = max(needed), sum(needed) + watermark_blocks
+    tight = round(smallest + squeeze**2 * (roomy - smallest))
+    reference, want = run(requests, slots, roomy, block_size, watermark_blocks)
+    engine, got = run(requests, slots, tight, block_size, watermark_blocks)
+
+    assert reference.rebuilt_tokens == reference.recomputed_tokens == 0
+    for number, (_, output_tokens, _) in enumerate(requests):
+        assert len(got[f"r{number}"].token_ids) == output_tokens
+    assert got == want  # token ids, and the logit gaps to the last bit
+    assert engine.forward_tokens - reference.forward_tokens == engine.rebuilt_tokens
+    assert engine.recomputed_tokens - engine.rebuilt_tokens == engine.prefill_rows - len(requests)
+    assert engine.issued_tokens == engine.collected_tokens == sum(o for _, o, _ in requests)

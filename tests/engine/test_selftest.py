@@ -1,0 +1,78 @@
+"""The start-up check passes here, is fast, and names what breaks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import engine.attention
+import engine.model
+import engine.selftest
+from engine.errors import NumericsError
+from engine.numerics import ROW_TILE, linear, padded_rows
+from engine.selftest import self_test
+from tests.helpers import DTYPES, tiny
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_this_machine_keeps_the_promise(dtype):
+    self_test(tiny(dtype))
+
+
+def test_a_linear_that_depends_on_the_row_count_is_named(monkeypatch):
+    def by_row_count(x, weight):
+        out = F.linear(x, weight)
+        return out if x.shape[0] <= 32 else out + 1e-7 * out
+
+    monkeypatch.setattr(engine.selftest, "linear", by_row_count)
+    with pytest.raises(NumericsError, match=r"linear layers.0.qkv \(128, 64\), one row repeated .*float32 on cpu"):
+        self_test(tiny())
+
+
+def test_a_linear_that_depends_on_the_place_of_a_row_is_named(monkeypatch):
+    def by_place(x, weight):
+        out = F.linear(x, weight)
+        out[5] += 1e-6
+        return out
+
+    monkeypatch.setattr(engine.selftest, "linear", by_place)
+    with pytest.raises(NumericsError, match=r"linear layers.0.qkv"):
+        self_test(tiny())
+
+
+def test_a_torch_silu_with_its_remainder_loop_is_named(monkeypatch):
+    def uneven(x):
+        out = F.silu(x)
+        out.view(-1)[-1] += 1e-6  # what a differently coded remainder loop does
+        return out
+
+    monkeypatch.setattr(engine.selftest, "silu", uneven)
+    with pytest.raises(NumericsError, match="silu of 32 rows"):
+        self_test(tiny())
+
+
+def test_attention_that_reduces_by_the_longest_row_is_named(monkeypatch):
+    honest = engine.attention.paged_attention
+
+    def by_company(queries, store, layer, walk):
+        out = honest(queries, store, layer, walk)
+        return out * (1 + 1e-6 * (len(walk.gather) > engine.attention.QUERY_TILE))
+
+    monkeypatch.setattr(engine.selftest, "paged_attention", by_company)
+    with pytest.raises(NumericsError, match="attention over 16 keys"):
+        self_test(tiny())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(64, 128), (256, 128), (576, 192), (1536, 576), (576, 1536)])
+def test_tiled_rows_do_not_depend_on_how_many_there_are(shape, dtype):
+    """Shapes at which plain F.linear was seen to change a row's bits with the row count (docs/log.md)."""
+    generator = torch.Generator().manual_seed(0)
+    columns, rows = shape
+    weight = torch.randn(rows, columns, generator=generator).to(dtype)
+    x = torch.randn(4 * ROW_TILE, columns, generator=generator).to(dtype)
+    want = linear(x, weight)
+    for n in range(1, 4 * ROW_TILE):
+        padded = F.pad(x[:n], (0, 0, 0, padded_rows(n) - n))
+        assert torch.equal(linear(padded, weight)[:n], want[:n]), n

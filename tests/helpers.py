@@ -1,0 +1,87 @@
+"""What several test modules share: engines of chosen sizes, and runs of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from engine.config import SchedulerConfig
+from engine.core import Engine, Output, Step
+from engine.model import Model
+from engine.plan import Plan
+from engine.runner import RunOutput, TorchRunner
+from engine.scheduler import Scheduler
+from engine.weights import tiny_model
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16)
+_MODELS: dict[torch.dtype, Model] = {}
+
+
+def tiny(dtype: torch.dtype = torch.float32) -> Model:
+    """The embedded model, built once per dtype; nothing in a model ever changes."""
+    if dtype not in _MODELS:
+        _MODELS[dtype] = tiny_model(0, dtype, CPU)
+    return _MODELS[dtype]
+
+
+def prompt(number: int, tokens: int) -> list[int]:
+    draw = random.Random(number)
+    return [draw.randrange(256) for _ in range(tokens)]
+
+
+class NoRunner:
+    """Computes nothing: every row samples 0. For tests of the schedule alone."""
+
+    def check(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
+        pass
+
+    def execute(self, plan: Plan) -> RunOutput:
+        return RunOutput([0] * len(plan.slots), [1.0] * len(plan.slots), 0)
+
+
+class LogitsRunner(TorchRunner):
+    """Keeps every row's logits by (request id, position of the token they predict)."""
+
+    def __init__(self, model: Model, config: SchedulerConfig) -> None:
+        super().__init__(model, config, track_writes=True)
+        self.seen: dict[tuple[str, int], torch.Tensor] = {}
+
+    def logits(self, plan: Plan) -> torch.Tensor:
+        logits = super().logits(plan)
+        self.seen.update(zip(zip(plan.request_ids, plan.stops, strict=True), logits, strict=True))
+        return logits
+
+
+def bare_engine(slots: int, pool_blocks: int, block_size: int = 4, watermark_blocks: int = 0) -> Engine:
+    """A schedule without a model, audited."""
+    return Engine(SchedulerConfig(slots, pool_blocks, block_size, watermark_blocks), NoRunner(), with_audit=True)
+
+
+def real_engine(
+    slots: int, pool_blocks: int, block_size: int = 4, watermark_blocks: int = 0, dtype: torch.dtype = torch.float32
+) -> Engine:
+    """The tiny model, audited down to its K/V writes."""
+    config = SchedulerConfig(slots, pool_blocks, block_size, watermark_blocks)
+    return Engine(config, LogitsRunner(tiny(dtype), config), with_audit=True)
+
+
+def drain(engine: Engine, limit: int = 10_000) -> list[Step]:
+    """Step until no work is left."""
+    steps: list[Step] = []
+    while engine.has_work:
+        steps.append(engine.step())
+        assert len(steps) < limit, "the schedule does not end"
+    return steps
+
+
+def take_all(engine: Engine, ids: Sequence[str]) -> dict[str, Output]:
+    return {request_id: engine.take(request_id) for request_id in ids}
+
+
+def assert_whole(scheduler: Scheduler) -> None:
+    """Every block and slot is back."""
+    assert sorted(scheduler.blocks.free) == list(range(scheduler.config.pool_blocks))
+    assert sorted(scheduler.slots.free) == list(range(scheduler.config.slots))
