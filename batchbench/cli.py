@@ -30,14 +30,29 @@ from batchbench.workload import build_requests, workload_hash
 
 app = typer.Typer(
     name="batchbench",
-    help="LLM inference under KV-cache pressure: one workload, several pool sizes, identical text or no figures.",
+    help="Benchmark LLM inference under KV-cache pressure: one workload, several pool sizes, one text.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"batchbench {versions()['kv-batchbench']}")
+        raise typer.Exit
+
+
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the table.")]
+
+
+@app.callback()
+def _program(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -56,9 +71,20 @@ def sweep(
     ] = False,
     output_format: FormatOption = Format.table,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress lines.")] = False,
-    debug: DebugOption = False,
+    debug: 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"batchbench {versions()['kv-batchbench']}")
+        raise typer.Exit
+
+
+DebugOption = False,
 ) -> None:
-    """Run a scenario at every pool size; write tables and figures if all texts are identical."""
+    """Run a scenario at every pool size.
+
+    Prints a table and writes Parquet tables and figures, but only if every pool produced identical text.
+    """
     with _errors(debug):
         scenario = load_scenario(scenario_file)
         requests = build_requests(scenario.workload)
@@ -88,7 +114,15 @@ def sweep(
 @app.command()
 def validate(
     scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (TOML).")],
-    debug: DebugOption = False,
+    debug: 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"batchbench {versions()['kv-batchbench']}")
+        raise typer.Exit
+
+
+DebugOption = False,
 ) -> None:
     """Check a scenario file and print its workload's hash; run nothing."""
     with _errors(debug):
@@ -111,7 +145,15 @@ def plot(
     result_folder: Annotated[Path, typer.Argument(metavar="RESULT", help="Folder that a sweep wrote.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the figures; RESULT/plots if left out.")] = None,
     pool: Annotated[int | None, typer.Option(help="Pool of the slot timeline; the one that recomputes most.")] = None,
-    debug: DebugOption = False,
+    debug: 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"batchbench {versions()['kv-batchbench']}")
+        raise typer.Exit
+
+
+DebugOption = False,
 ) -> None:
     """Draw a result folder's figures again."""
     with _errors(debug):
@@ -126,7 +168,8 @@ class _SaveAndShow(SweepObserver):
         self._writer, self._figures, self._next = writer, figures, progress or SweepObserver()
 
     def on_start(self, pools: Sequence[int]) -> None:
-        require_writable(self._figures)  # now, not after an hour's sweep
+        for folder in (self._writer.folder, self._figures):
+            require_writable(folder)  # now, not after an hour's sweep
         self._writer.open()
         self._next.on_start(pools)
 

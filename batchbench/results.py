@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchbench.errors import BatchbenchError, ResultError, UsageError
-from batchbench.schema import SCHEMA_VERSION, TABLES
+from batchbench.schema import SCHEMA_VERSION, TABLES, arrow_schema
 from batchbench.tables import arrow_tables
 from batchbench.timing import ContinuousTiming, reference_timing
 
@@ -45,8 +45,7 @@ class ResultWriter:
         self._run_id = uuid.uuid4().hex
 
     def open(self) -> None:
-        """Create the folder, empty of parts. Raises UsageError if it cannot be written."""
-        require_writable(self.folder)
+        """Begin with no parts. The folder must be writable (`require_writable`)."""
         self.discard_parts()
         self._parts.mkdir()
 
@@ -99,13 +98,13 @@ def require_writable(folder: Path) -> None:
 def load_result(folder: str | Path) -> Result:
     """Read a result folder. Raises ResultError if a file is missing, foreign or from another run."""
     folder = Path(folder)
+    files = ["run.json", *(f"{name}.parquet" for name in TABLES)]
+    if missing := [file for file in files if not (folder / file).is_file()]:
+        raise ResultError(f"{folder} is not a result folder: it lacks {', '.join(missing)}")
     try:
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         read = {name: pq.read_table(folder / f"{name}.parquet", partitioning=None) for name in TABLES}
-    except OSError as error:
-        missing = Path(error.filename or folder).name
-        raise ResultError(f"{folder} is not a result folder: {missing}: {error.strerror or error}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, pa.ArrowException) as error:
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, pa.ArrowException) as error:
         raise ResultError(f"{folder}: damaged file: {error}") from None
     if not isinstance(run, dict) or run.get("schema_version") != SCHEMA_VERSION:
         found = run.get("schema_version") if isinstance(run, dict) else None
@@ -113,4 +112,6 @@ def load_result(folder: str | Path) -> Result:
     for name, table in read.items():
         if (table.schema.metadata or {}).get(b"run_id", b"").decode() != run.get("run_id"):
             raise ResultError(f"{folder}: {name}.parquet is from another run than run.json")
+        if not table.schema.equals(arrow_schema(name)):
+            raise ResultError(f"{folder}: {name}.parquet has other columns than schema version {SCHEMA_VERSION}")
     return Result(run, {name: table.to_pandas() for name, table in read.items()})

@@ -86,7 +86,7 @@ def test_block_given_to_two_requests(monkeypatch):
         other = next((r for r in self.running if r is not request and r.blocks), None)
         if other and request.evictions:
             request.blocks[0] = other.blocks[0]
-            updates[-1] = dataclasses.replace(updates[-1], blocks=list(request.blocks[updates[-1].first :]))
+            updates[-1] = updates[-1]._replace(blocks=list(request.blocks[updates[-1].first :]))
 
     monkeypatch.setattr(Scheduler, "_allocate", double)
     with pytest.raises(EngineFailed, match="AuditError: block 0 is held 2 times: by 'r1', 'r2'"):

@@ -1,0 +1,81 @@
+"""Writes the generated parts of docs/: table columns, scenario keys, command help (`make docs`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from batchbench.cli import app
+from batchbench.scenario import EngineSettings, Scenario, Sweep, Workload
+from batchbench.schema import ABOUT, TABLES
+
+DOCS = Path(__file__).parent
+_MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_COMMANDS = ("sweep", "validate", "schema", "plot")
+
+
+def columns() -> str:
+    """Every table and column of schema.py."""
+    parts = []
+    for table, listed in TABLES.items():
+        parts.append(f"### `{table}.parquet`: {ABOUT[table]}\n")
+        parts.append("| column | type | unit | meaning | null when |\n| --- | --- | --- | --- | --- |")
+        parts += (
+            f"| `{c.name}` | {str(c.type).replace('list<item: ', 'list<')} | {c.unit or '-'} "
+            f"| {c.meaning} | {c.null_when or 'never'} |"
+            for c in listed
+        )
+        parts.append("")
+    return "\n".join(parts)
+
+
+def scenario_keys() -> str:
+    """Every key of a scenario file with its default."""
+    lines = ["| key | default | meaning |", "| --- | --- | --- |"]
+    sections: tuple[tuple[str, type[BaseModel]], ...] = (
+        ("", Scenario),
+        ("engine.", EngineSettings),
+        ("workload.", Workload),
+        ("sweep.", Sweep),
+    )
+    for prefix, model in sections:
+        for name, field in model.model_fields.items():
+            if field.description:
+                default = "required" if field.is_required() else f"`{field.default}`"
+                lines.append(f"| `{prefix}{name}` | {default.replace('`None`', '-')} | {field.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def command_help() -> str:
+    """What --help prints, of every command."""
+    parts = []
+    for command in ("", *_COMMANDS):
+        arguments = [command, "--help"] if command else ["--help"]
+        shown = CliRunner().invoke(app, arguments, prog_name="batchbench", terminal_width=100).stdout
+        text = "\n".join(line.rstrip() for line in shown.strip().splitlines())
+        parts.append(f"## `batchbench{' ' + command if command else ''}`\n\n```\n{text}\n```\n")
+    return "\n".join(parts)
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "columns": columns,
+    "scenario-keys": scenario_keys,
+    "command-help": command_help,
+}
+
+
+def pages() -> Iterator[tuple[Path, str, str]]:
+    """(page, its text, the text it should have) of every page with a generated part."""
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if _MARKED.search(text):
+            yield page, text, _MARKED.sub(lambda m: m[1] + GENERATORS[m[2]]() + m[3], text)
+
+
+if __name__ == "__main__":
+    for page, _, wanted in pages():
+        page.write_text(wanted, encoding="utf-8")

@@ -1,0 +1,96 @@
+"""The documentation is true: generated parts are current, examples run, tables match the results, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchbench.present import sweep_sheet
+from batchbench.results import load_result
+from batchbench.schema import TABLES
+from tests.batchbench.test_cli import invoke
+
+PAGES = [Path("README.md"), Path("CHANGELOG.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").rglob("*.md"))]
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def load_generator():
+    spec = importlib.util.spec_from_file_location("generate", "docs/generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_parts_are_current():
+    found = list(load_generator().pages())
+    assert {page.name for page, _, _ in found} == {"cli.md", "metrics.md", "scenarios.md"}
+    for page, text, wanted in found:
+        assert text == wanted, f"{page.name} is stale: run make docs"
+
+
+def test_the_metrics_page_lists_exactly_the_columns_of_the_parquet_files():
+    page = Path("docs/metrics.md").read_text()
+    for table, columns in TABLES.items():
+        section = page.split(f"### `{table}.parquet`")[1].split("### ")[0]
+        listed = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([^|]+) \|", section, re.MULTILINE)
+        assert [(name, unit.strip(), meaning.strip()) for name, unit, meaning in listed] == [
+            (c.name, c.unit or "-", c.meaning) for c in columns
+        ]
+
+
+def test_every_command_is_documented():
+    help_text = invoke("--help").stdout
+    commands = re.findall(r"^  (\w+) ", help_text.split("Commands:")[1], re.MULTILINE)
+    assert commands == list(load_generator()._COMMANDS)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=str)
+def test_scenarios_in_the_docs_validate_and_their_pools_hold(page, tmp_path):
+    for text in blocks(page, "toml"):
+        path = tmp_path / "x.toml"
+        path.write_text(text)
+        assert invoke("validate", str(path)).exit_code == 0
+        assert invoke("sweep", str(path), "--dry-run").exit_code == 0
+
+
+@pytest.mark.parametrize("code", blocks(Path("README.md"), "python"))
+def test_python_in_the_readme_runs(code):
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_readme_shows_the_table_of_the_committed_result():
+    shown = re.search(r"<!-- table: results/day34 -->\n(.*?)\n<!-- end -->", Path("README.md").read_text(), re.DOTALL)
+    pools = load_result("results/day34").tables["pools"].to_dict("records")
+    assert shown[1] == sweep_sheet(pools).markdown()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_and_pictures_exist(page):
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_make_targets_that_the_docs_name_exist():
+    targets = set(re.findall(r"^([a-z]+):", Path("Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        named = set(re.findall(r"(?:^    |`)make ([a-z]+)", page.read_text(), re.MULTILINE))
+        assert named <= targets, (page, named - targets)
+
+
+def test_the_committed_result_is_what_the_engine_counts_today(tmp_path):
+    """Everything but times, versions and the machine is equal, row for row."""
+    assert invoke("sweep", "scenarios/day34.toml", "--out", str(tmp_path)).exit_code == 0
+    now, then = load_result(tmp_path), load_result("results/day34")
+    assert now.run["workload_hash"] == then.run["workload_hash"]
+    for name in TABLES:
+        measured = [c.name for c in TABLES[name] if c.unit == "s" or c.name.endswith("_s") or c.name == "logit_gaps"]
+        a, b = (result.tables[name].drop(columns=measured) for result in (now, then))
+        assert a.equals(b), name

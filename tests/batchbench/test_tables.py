@@ -1,0 +1,214 @@
+"""Tables: typed columns with units, raw rows that add up, atomic files, and honest reading back."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pyarrow.parquet as pq
+import pytest
+
+from batchbench import build_requests, engine_factory, load_scenario, sweep_pool_sizes
+from batchbench.errors import BatchbenchError, ResultError
+from batchbench.results import ResultWriter, load_result
+from batchbench.schema import TABLES, arrow_schema
+from batchbench.tables import arrow_tables
+from batchbench.timing import reference_timing
+from tests.batchbench.scripted import it, play, request
+from tests.batchbench.test_cli import everything_under
+
+
+@pytest.fixture(scope="module")
+def timings():
+    scenario = load_scenario("scenarios/day34.toml")
+    return sweep_pool_sizes(
+        build_requests(scenario.workload), scenario.sweep.pools, engine_factory("own", scenario.engine)
+    )
+
+
+@pytest.fixture(scope="module")
+def tables(timings):
+    return {n: t.to_pylist() for n, t in arrow_tables(timings, reference_timing(timings)).items()}
+
+
+def write(folder, timings, run=None):
+    writer = ResultWriter(folder)
+    folder.mkdir(exist_ok=True)
+    writer.open()
+    for timing in timings:
+        writer.save_pool(timing)
+    writer.join(timings, run or {"scenario": {"name": "x"}})
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_files_carry_the_schema_with_units_and_meanings(tmp_path, timings, name):
+    write(tmp_path / "o", timings)
+    schema = pq.read_schema(tmp_path / "o" / f"{name}.parquet")
+    assert schema.names == [column.name for column in TABLES[name]]
+    for column in TABLES[name]:
+        field = schema.field(column.name)
+        assert field.type == column.type
+        assert field.nullable == bool(column.null_when)
+        assert field.metadata[b"unit"].decode() == column.unit
+        assert field.metadata[b"meaning"].decode() == column.meaning
+    assert schema.metadata[b"schema_version"] == b"1"
+
+
+def test_rows_add_up_across_tables(tables):
+    for pool in tables["pools"]:
+        requests, iterations, admissions, evictions = (
+            [row for row in tables[name] if row["pool_blocks"] == pool["pool_blocks"]]
+            for name in ("requests", "iterations", "admissions", "evictions")
+        )
+        for name in ("issued_tokens", "collected_tokens", "forward_tokens", "padded_tokens", "prefill_rows",
+                     "recomputed_tokens", "rebuilt_tokens", "preemptions"):  # fmt: skip
+            assert sum(row[name] for row in iterations) == pool[name], name
+        for name in ("preemptions", "recomputed_tokens", "rebuilt_tokens"):
+            assert sum(row[name] for row in requests) == pool[name], name
+        assert len(iterations) == pool["iterations"] >= pool["floor_iterations"]
+        assert len(admissions) == pool["prefill_rows"] == pool["requests"] + pool["preemptions"]
+        assert len(evictions) == pool["preemptions"]
+        assert sum(row["rebuilt_tokens"] for row in evictions) == pool["rebuilt_tokens"]
+        assert sum(row["cached_tokens"] for row in evictions) == pool["rebuilt_tokens"]
+        assert sum(row["finished"] for row in iterations) == pool["requests"]
+
+
+def test_a_latency_is_queueing_plus_waiting_to_return_plus_one_iteration_per_token(tables):
+    for row in tables["requests"]:
+        assert row["latency_iterations"] == row["queued_iterations"] + row["evicted_iterations"] + row["output_tokens"]
+
+
+def test_paired_latencies_compare_with_the_roomy_pool(tables):
+    by = {(row["pool_blocks"], row["request_id"]): row for row in tables["requests"]}
+    assert by[12, "r5"]["paired_latency_ratio"] == 64 / 24
+    assert all(pool["reference_pool_blocks"] == 48 for pool in tables["pools"])
+    assert tables["pools"][4]["paired_latency_penalty"] == pytest.approx(1.9, abs=1e-12)  # a sum of five ratios
+
+
+def test_the_ledger_of_one_eviction(tables):
+    ledger = [row for row in tables["evictions"] if row["pool_blocks"] == 12 and row["request_id"] == "r1"]
+    assert ledger == [
+        {
+            "pool_blocks": 12,
+            "iteration": 20,
+            "request_id": "r1",
+            "slot": 1,
+            "cached_tokens": 24,
+            "generated_tokens": 20,
+            "freed_blocks": 6,
+            "thrash": False,
+            "resumed_iteration": 24,
+            "rebuilt_tokens": 24,
+        }
+    ]
+
+
+def test_what_an_engine_does_not_report_is_null_not_zero():
+    script = [it(1), it(0, preempted=("a",)), it(1, finished=("a",))]
+    timing = play([request("a", 2)], script)
+    rows = {name: table.to_pylist() for name, table in arrow_tables([timing], None).items()}
+    (pool,) = rows["pools"]
+    for name in (
+        "pool_bytes", "padded_tokens", "prefill_rows", "recomputed_tokens", "rebuilt_tokens", "recompute_fraction",
+        "recompute_tax", "thrashes", "straight_through_latency_iterations", "preemption_latency_penalty",
+        "preemption_latency_penalty_s", "paired_latency_penalty", "reference_pool_blocks",
+    ):  # fmt: skip
+        assert pool[name] is None, name
+    assert pool["forward_tokens"] == 2
+    assert rows["admissions"] == []
+    (row,) = rows["requests"]
+    assert row["queued_iterations"] is row["evicted_iterations"] is row["rebuilt_tokens"] is None
+    (eviction,) = rows["evictions"]
+    assert (eviction["iteration"], eviction["slot"], eviction["resumed_iteration"]) == (1, None, None)
+    assert rows["iterations"][0]["forward_tokens"] is None
+    assert rows["texts"][0]["logit_gaps"] is None
+
+
+def test_null_when_is_said_of_every_column_that_can_be_null_and_of_no_other(tables):
+    for name, rows in tables.items():
+        for column in TABLES[name]:
+            if not column.null_when:
+                assert all(row[column.name] is not None for row in rows)
+        assert arrow_schema(name).names == list(rows[0])
+
+
+def test_each_pool_is_on_disk_as_soon_as_it_is_done_and_parts_go_when_joined(tmp_path, timings):
+    writer = ResultWriter(tmp_path)
+    writer.open()
+    writer.save_pool(timings[0])
+    part = tmp_path / "parts/pool-48"
+    assert everything_under(part) == sorted(f"{name}.parquet" for name in TABLES)
+    assert pq.read_table(part / "pools.parquet").num_rows == 1
+    writer.join(timings[:1], {"scenario": {"name": "x"}})
+    assert everything_under(tmp_path) == sorted([*(f"{name}.parquet" for name in TABLES), "run.json"])
+
+
+def test_reading_back_gives_what_was_written(tmp_path, timings):
+    write(tmp_path / "o", timings, {"scenario": {"name": "day34"}})
+    result = load_result(tmp_path / "o")
+    assert result.run["scenario"] == {"name": "day34"}
+    assert list(result.tables["pools"]["pool_blocks"]) == [48, 32, 24, 16, 12, 8]
+    assert list(result.pool("requests", 12)["latency_iterations"]) == [24, 28, 36, 44, 56, 64]
+    assert math.isnan(result.pool("pools", 48)["recomputed_tokens_per_preemption"].item())
+
+
+def damage_missing(folder):
+    (folder / "texts.parquet").unlink()
+
+
+def damage_version(folder):
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"schema_version": 99}))
+
+
+def damage_run_id(folder):
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"run_id": "another"}))
+
+
+def damage_columns(folder):
+    table = pq.read_table(folder / "pools.parquet")
+    pq.write_table(table.drop_columns(["occupancy"]), folder / "pools.parquet")
+
+
+def damage_truncate(folder):
+    data = (folder / "pools.parquet").read_bytes()
+    (folder / "pools.parquet").write_bytes(data[: len(data) // 2])
+
+
+def damage_json(folder):
+    (folder / "run.json").write_text('{"schema_version": 1')
+
+
+def damage_json_type(folder):
+    (folder / "run.json").write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_missing, "is not a result folder: it lacks texts.parquet"),
+        (damage_version, "has schema version 99, this batchbench reads 1"),
+        (damage_run_id, "pools.parquet is from another run than run.json"),
+        (damage_columns, "pools.parquet has other columns than schema version 1"),
+        (damage_truncate, "damaged file"),
+        (damage_json, "damaged file"),
+        (damage_json_type, "has schema version None"),
+    ],
+)
+def test_a_damaged_folder_is_refused(tmp_path, timings, damage, message):
+    write(tmp_path / "o", timings)
+    damage(tmp_path / "o")
+    with pytest.raises(ResultError, match=message):
+        load_result(tmp_path / "o")
+
+
+def test_a_folder_that_vanishes_is_one_error(tmp_path, timings):
+    writer = ResultWriter(tmp_path / "o")
+    (tmp_path / "o").mkdir()
+    writer.open()
+    (tmp_path / "o/parts").rmdir()
+    with pytest.raises(BatchbenchError, match="output folder .*o: .*No such file or directory"):
+        writer.save_pool(timings[0])
+    with pytest.raises(BatchbenchError, match="output folder .*o: .*No such file or directory"):
+        writer.join(timings, {})
