@@ -37,6 +37,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print the table.")]
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -44,13 +47,11 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print the table.")]
-
-
 @app.callback()
 def _program(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
 ) -> None:
     pass
 
@@ -71,15 +72,7 @@ def sweep(
     ] = False,
     output_format: FormatOption = Format.table,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress lines.")] = False,
-    debug: 
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"batchbench {versions()['kv-batchbench']}")
-        raise typer.Exit
-
-
-DebugOption = False,
+    debug: DebugOption = False,
 ) -> None:
     """Run a scenario at every pool size.
 
@@ -114,15 +107,7 @@ DebugOption = False,
 @app.command()
 def validate(
     scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (TOML).")],
-    debug: 
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"batchbench {versions()['kv-batchbench']}")
-        raise typer.Exit
-
-
-DebugOption = False,
+    debug: DebugOption = False,
 ) -> None:
     """Check a scenario file and print its workload's hash; run nothing."""
     with _errors(debug):
@@ -145,15 +130,7 @@ def plot(
     result_folder: Annotated[Path, typer.Argument(metavar="RESULT", help="Folder that a sweep wrote.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the figures; RESULT/plots if left out.")] = None,
     pool: Annotated[int | None, typer.Option(help="Pool of the slot timeline; the one that recomputes most.")] = None,
-    debug: 
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"batchbench {versions()['kv-batchbench']}")
-        raise typer.Exit
-
-
-DebugOption = False,
+    debug: DebugOption = False,
 ) -> None:
     """Draw a result folder's figures again."""
     with _errors(debug):
