@@ -1,4 +1,4 @@
-"""The documentation is true: generated parts are current, examples run, tables match the results, links lead somewhere."""
+"""The documentation is true: generated parts are current, examples run, tables match results, links lead on."""
 
 from __future__ import annotations
 
@@ -85,12 +85,27 @@ def test_make_targets_that_the_docs_name_exist():
         assert named <= targets, (page, named - targets)
 
 
-def test_the_committed_result_is_what_the_engine_counts_today(tmp_path):
-    """Everything but times, versions and the machine is equal, row for row."""
-    assert invoke("sweep", "scenarios/day34.toml", "--out", str(tmp_path)).exit_code == 0
-    now, then = load_result(tmp_path), load_result("results/day34")
-    assert now.run["workload_hash"] == then.run["workload_hash"]
-    for name in TABLES:
-        measured = [c.name for c in TABLES[name] if c.unit == "s" or c.name.endswith("_s") or c.name == "logit_gaps"]
-        a, b = (result.tables[name].drop(columns=measured) for result in (now, then))
-        assert a.equals(b), name
+@pytest.fixture(scope="module")
+def again(tmp_path_factory):
+    """The committed scenario, run today."""
+    folder = tmp_path_factory.mktemp("again")
+    assert invoke("sweep", "scenarios/day34.toml", "--out", str(folder)).exit_code == 0
+    return load_result(folder)
+
+
+def test_the_committed_counts_are_what_the_engine_counts_today(again):
+    then = load_result("results/day34")
+    assert again.run["workload_hash"] == then.run["workload_hash"]
+    for name, columns in TABLES.items():
+        counted = [c.name for c in columns if c.unit not in ("s", "logits", "token ids") and not c.name.endswith("_s")]
+        counted = [column for column in counted if column != "text_digest"]
+        assert again.tables[name][counted].equals(then.tables[name][counted]), name
+
+
+def test_the_committed_text_is_what_the_engine_writes_today(again):
+    """Not a promise across machines: another processor's rounding may flip a token whose two best logits
+    are within about 3e-5. The closest pair in the committed texts is 0.0018 apart, so this should hold everywhere.
+    """
+    then = load_result("results/day34")
+    assert min(min(gaps) for gaps in then.tables["texts"]["logit_gaps"]) > 1e-3
+    assert list(again.tables["pools"]["text_digest"]) == list(then.tables["pools"]["text_digest"])

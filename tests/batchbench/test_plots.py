@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -45,7 +47,7 @@ def test_every_figure_is_a_picture_and_stays_legible_in_grey(result, tmp_path):
 
 def test_the_phases_differ_in_grey_as_well_as_in_colour():
     shades = sorted(np.dot(mpl.colors.to_rgb(c), [0.299, 0.587, 0.114]) for c in (plots.DARK, plots.MID, plots.LIGHT))
-    assert all(b - a > 0.1 for a, b in zip(shades, shades[1:], strict=False))
+    assert all(b - a > 0.1 for a, b in pairwise(shades))
 
 
 def test_pool_sweep_names_the_pool_that_evicts_more_and_recomputes_less(result):
