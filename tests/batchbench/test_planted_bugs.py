@@ -113,14 +113,15 @@ def test_lost_block_on_release(monkeypatch):
 
 def test_slot_reused_dirty(monkeypatch):
     """A slot's new owner inherits the first entry of the last owner's block table."""
-    honest, used = TorchRunner._update_table, set()
+    honest = TorchRunner._update_table
 
     def dirty(self, update):
+        used = self.__dict__.setdefault("used_slots", set())
         inherited = self.tables[update.slot, 0]
         honest(self, update)
-        if (id(self), update.slot) in used and update.first == 0:
+        if update.slot in used and update.first == 0:
             self.tables[update.slot, 0] = inherited
-        used.add((id(self), update.slot))
+        used.add(update.slot)
 
     monkeypatch.setattr(TorchRunner, "_update_table", dirty)
     with pytest.raises(EngineFailed, match="AuditError: the block table of slot 1 is stale: .* but 'r2' owns"):
