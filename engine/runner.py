@@ -50,7 +50,8 @@ class TorchRunner:
         self.model = model
         self.block_size = config.block_size
         self.store = KVStore(model.config, config.pool_blocks, config.block_size, model.dtype, model.device)
-        self.tables = np.zeros((config.slots, config.pool_blocks), dtype=np.int64)
+        longest = min(config.pool_blocks, config.blocks_for(model.config.max_positions))
+        self.tables = np.zeros((config.slots, longest), dtype=np.int64)
         self.written: dict[int, tuple[str, int]] | None = {} if track_writes else None
 
     def check(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:

@@ -129,5 +129,5 @@ def _translated() -> Iterator[None]:
         raise RequestRefused(str(error)) from error
     except engine.errors.ConfigError as error:
         raise UsageError(str(error)) from error
-    except (engine.errors.EngineError, RuntimeError) as error:  # RuntimeError: torch, out of memory for one
+    except (engine.errors.EngineError, RuntimeError, MemoryError) as error:  # torch raises RuntimeError
         raise EngineFailed(f"{type(error).__name__}: {error}") from error
