@@ -13,8 +13,14 @@ from pydantic_core import ErrorDetails
 
 from batchbench.errors import ScenarioError
 
-Count = Annotated[int, Field(ge=1)]
-Index = Annotated[int, Field(ge=0)]
+# Far beyond any real server, small enough that a slip of the finger is refused instead of filling memory.
+Slots = Annotated[int, Field(ge=1, le=65_536)]
+BlockSize = Annotated[int, Field(ge=1, le=65_536)]
+Blocks = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Requests = Annotated[int, Field(ge=1, le=1_000_000)]
+Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+Index = Annotated[int, Field(ge=0, le=2**31 - 1)]
+MAX_PROMPT_TOKENS = 100_000_000  # of all requests together
 
 
 class _Frozen(BaseModel):
@@ -25,8 +31,8 @@ class EngineSettings(_Frozen):
     """The engine, everything but its pool. Sizes in rows, positions and blocks."""
 
     model: str = Field("tiny", description="Model to run; `tiny` is embedded.")
-    slots: Count = Field(description="Rows a forward can have: the most requests that run at once.")
-    block_size: Count = Field(16, description="Positions in a block of the KV pool.")
+    slots: Slots = Field(description="Rows a forward can have: the most requests that run at once.")
+    block_size: BlockSize = Field(16, description="Positions in a block of the KV pool.")
     watermark_blocks: Index = Field(0, description="Blocks that admission leaves free while others run.")
     device: str = Field("auto", description="`auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:N`.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of weights and K/V.")
@@ -36,10 +42,10 @@ class EngineSettings(_Frozen):
 class Workload(_Frozen):
     """Requests: either `requests` equal ones, or a list of `lengths`."""
 
-    requests: Count | None = Field(None, description="How many equal requests.")
-    prompt_tokens: Count | None = Field(None, description="Prompt length of each equal request.")
-    output_tokens: Count | None = Field(None, description="Tokens that each equal request generates.")
-    lengths: tuple[tuple[Count, Count], ...] | None = Field(
+    requests: Requests | None = Field(None, description="How many equal requests.")
+    prompt_tokens: Tokens | None = Field(None, description="Prompt length of each equal request.")
+    output_tokens: Tokens | None = Field(None, description="Tokens that each equal request generates.")
+    lengths: tuple[tuple[Tokens, Tokens], ...] | None = Field(
         None, description="Explicit requests, each [prompt_tokens, output_tokens]."
     )
     arrival_iterations: tuple[Index, ...] | None = Field(
@@ -58,6 +64,9 @@ class Workload(_Frozen):
             raise ValueError(f"{', '.join(missing)} missing (or give lengths = [[prompt, output], ...])")
         if self.lengths is not None and not self.lengths:
             raise ValueError("lengths is empty: there are no requests")
+        total = sum(prompt for prompt, _ in self.request_lengths)
+        if total > MAX_PROMPT_TOKENS:
+            raise ValueError(f"the prompts hold {total} tokens together, more than {MAX_PROMPT_TOKENS}")
         if self.arrival_iterations is not None and len(self.arrival_iterations) != len(self.request_lengths):
             raise ValueError(
                 f"arrival_iterations has {len(self.arrival_iterations)} entries "
@@ -77,7 +86,7 @@ class Workload(_Frozen):
 class Sweep(_Frozen):
     """What is varied."""
 
-    pools: tuple[Count, ...] = Field(description="Pool sizes in blocks, run in this order.", min_length=1)
+    pools: tuple[Blocks, ...] = Field(description="Pool sizes in blocks, run in this order.", min_length=1)
 
     @model_validator(mode="after")
     def _distinct(self) -> Sweep:
@@ -101,13 +110,17 @@ class Scenario(_Frozen):
 def load_scenario(path: str | Path) -> Scenario:
     """Read and validate a scenario file. Raises ScenarioError: one line, naming the file and the key."""
     try:
-        data = tomllib.loads(Path(path).read_bytes().decode("utf-8"))
+        data = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise ScenarioError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ScenarioError(f"{path}: not valid TOML: nested too deeply") from None
+    except ValueError as error:  # of the parser, of the decoder, of an integer of thousands of digits
         raise ScenarioError(f"{path}: not valid TOML: {error}") from None
     try:
         return Scenario.model_validate(_tuples(data))
+    except RecursionError:
+        raise ScenarioError(f"{path}: nested too deeply") from None
     except ValidationError as error:
         raise ScenarioError(f"{path}: " + "; ".join(_complaint(e) for e in error.errors())) from None
 

@@ -65,7 +65,7 @@ def sweep_pool_sizes(
 
 
 def check_sweep(requests: Sequence[RequestSpec], pools: Sequence[int], make_engine: EngineFactory) -> None:
-    """Raise before anything runs: offer every request to the smallest pool, which refuses most."""
+    """Raise before anything runs: build the largest pool, and offer every request to the smallest."""
     if not requests:
         raise UsageError("the workload has no requests")
     if repeated := _repeated(request.request_id for request in requests):
@@ -77,6 +77,7 @@ def check_sweep(requests: Sequence[RequestSpec], pools: Sequence[int], make_engi
             raise UsageError(f"pool of {pool_blocks} blocks: must be at least 1")
     if twice := _repeated(pools):
         raise UsageError(f"pool of {twice[0]} blocks is listed twice")
+    make_engine(max(pools)).close()  # memory for it, or an error now rather than after the smaller ones ran
     engine = make_engine(min(pools))
     try:
         for request in requests:

@@ -9,8 +9,6 @@ import random
 from batchbench.protocol import RequestSpec
 from batchbench.scenario import Workload
 
-_PROMPT_TOKEN_IDS = 256  # byte values: valid ids in the embedded model's vocabulary
-
 
 def build_requests(workload: Workload) -> tuple[RequestSpec, ...]:
     """Requests r0, r1, ... in submission order, with seeded random prompts."""
@@ -30,5 +28,5 @@ def workload_hash(requests: tuple[RequestSpec, ...]) -> str:
 
 
 def _prompt(seed: int, number: int, tokens: int) -> tuple[int, ...]:
-    draw = random.Random(f"batchbench prompt {seed} {number}")
-    return tuple(draw.getrandbits(32) % _PROMPT_TOKEN_IDS for _ in range(tokens))
+    """Byte values, which are valid ids in the embedded model's vocabulary."""
+    return tuple(random.Random(f"batchbench prompt {seed} {number}").randbytes(tokens))

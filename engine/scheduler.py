@@ -165,7 +165,7 @@ class Scheduler:
         assert request.slot is not None
         self.blocks.give_back(request.blocks)
         self.slots.give_back([request.slot])
-        request.frontier = max(request.frontier, request.num_computed)
+        request.frontier = request.num_computed  # never less than before: a resume computes everything again
         request.blocks, request.capacity, request.num_computed = [], 0, 0
         request.slot, request.status = None, status
 

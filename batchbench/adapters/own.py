@@ -12,6 +12,7 @@ import engine.errors
 from batchbench.errors import EngineFailed, RequestRefused, UsageError
 from batchbench.protocol import Admission, EngineDescription, Eviction, IterationOutcome, RequestSpec, Text
 from batchbench.scenario import EngineSettings
+from batchbench.units import show_bytes
 from engine.config import SchedulerConfig
 from engine.core import Engine
 from engine.model import Model
@@ -46,7 +47,14 @@ class OwnEngine:
         self._settings, self._model = settings, model
         with _translated():
             config = SchedulerConfig(settings.slots, pool_blocks, settings.block_size, settings.watermark_blocks)
+        try:
             self.engine = Engine(config, TorchRunner(model, config, track_writes=audit), with_audit=audit)
+        except (RuntimeError, MemoryError):
+            size = show_bytes(pool_blocks * config.block_size * _kv_bytes_per_token(model))
+            raise UsageError(
+                f"pool of {pool_blocks} blocks of {config.block_size}: {size} of K/V could not be allocated "
+                f"on {model.device}"
+            ) from None
 
     def describe(self) -> EngineDescription:
         config, model = self.engine.config, self._model
@@ -58,7 +66,7 @@ class OwnEngine:
             slots=config.slots,
             block_size=config.block_size,
             pool_blocks=config.pool_blocks,
-            kv_bytes_per_token=model.config.kv_elements_per_token * model.dtype.itemsize,
+            kv_bytes_per_token=_kv_bytes_per_token(model),
             weight_bytes=model.weights.nbytes,
             watermark_blocks=config.watermark_blocks,
             victim=config.victim,
@@ -104,6 +112,10 @@ class OwnEngine:
 
     def close(self) -> None:
         del self.engine  # the K/V pool is the only thing held
+
+
+def _kv_bytes_per_token(model: Model) -> int:
+    return model.config.kv_elements_per_token * model.dtype.itemsize
 
 
 def _resolve_device(name: str) -> torch.device:

@@ -169,6 +169,15 @@ def test_a_pool_too_small_for_one_request(here, dry_run):
     assert_refused(invoke("sweep", path, *dry_run), here, message)
 
 
+def test_a_pool_larger_than_memory_is_refused_before_the_smaller_ones_run(here):
+    path = scenario(here, ("[48, 32, 24, 16, 12, 8]", "[8, 2000000000]"), ("block_size = 4", "block_size = 65536"))
+    assert_refused(
+        invoke("sweep", path),
+        here,
+        "pool of 2000000000 blocks of 65536: 91552.7 TiB of K/V could not be allocated on cpu",
+    )
+
+
 def test_empty_workload(here):
     path = scenario(here, ("requests = 6\nprompt_tokens = 5\noutput_tokens = 24", "lengths = []"))
     assert_refused(invoke("sweep", path), here, "there are no requests")

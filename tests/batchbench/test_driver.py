@@ -33,6 +33,19 @@ def test_what_the_harness_does_between_iterations_is_nobodys_latency():
     assert (timing.engine_s, timing.wall_s) == (2.0, 202.0)
 
 
+def test_submission_is_nobodys_latency_either(monkeypatch):
+    clock, honest = FakeClock(), ScriptedEngine.submit
+
+    def slow(self, request):
+        clock.now_s += 50
+        honest(self, request)
+
+    monkeypatch.setattr(ScriptedEngine, "submit", slow)
+    engine = ScriptedEngine([it(1, finished=("a",))], {"a": Text((1,))}, slots=1, pool_blocks=4, clock=clock)
+    timing = run_workload(engine, [request("a")], clock=clock)
+    assert (timing.latencies_s, timing.wall_s) == ({"a": 1.0}, 51.0)
+
+
 def test_the_iteration_clock_jumps_over_a_gap_without_work():
     factory = engine_factory("own", load_scenario("scenarios/day34.toml").engine)
     requests = [request("a", 3, 2, arrival=0), request("b", 3, 2, arrival=50)]

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchbench.predict import floor_iterations, floor_positions, read_bandwidth_bytes_per_s
+from batchbench.present import plan_rows
+from batchbench.protocol import EngineDescription
 from tests.batchbench.scripted import request
 from tests.helpers import bare_engine, drain
 
@@ -42,6 +44,18 @@ def test_no_schedule_undercuts_it(lengths, slots, block_size, extra):
     steps = drain(engine)
     assert len(steps) >= floor_iterations(requests, slots, block_size, pool)
     assert engine.forward_tokens == floor_positions(requests) + engine.rebuilt_tokens
+
+
+def test_a_plan_reads_the_weights_once_per_iteration():
+    engine = EngineDescription("e", "m", "float32", "cpu", 6, 4, 0, kv_bytes_per_token=768, weight_bytes=1000)
+    (row,) = plan_rows(DAY34, [12], engine, bandwidth=100.0)
+    assert row == {
+        "pool_blocks": 12,
+        "pool_bytes": 12 * 4 * 768,
+        "floor_iterations": 54,
+        "floor_positions": 168,
+        "floor_s": 540.0,
+    }
 
 
 def test_bandwidth_is_a_plausible_number():

@@ -76,6 +76,13 @@ def test_defaults_and_frozenness(tmp_path):
         ),
         ("requests = 3\nprompt_tokens = 4\noutput_tokens = 5", "lengths = [[1, 0]]", "workload.lengths.0.1: .*got 0"),
         ("requests = 3\nprompt_tokens = 4\noutput_tokens = 5", "lengths = [[1]]", "workload.lengths.0.1 is missing"),
+        ("slots = 2", f"slots = {10**9}", "engine.slots: .*less than or equal to 65536, got 1000000000"),
+        ("slots = 2", f"slots = {'9' * 5000}", "not valid TOML: Exceeds the limit"),
+        ("slots = 2", f"slots = 2\nx = {'[' * 3000}", "nested too deeply"),
+        ("slots = 2", f"slots = 2\n{'a.' * 3000}a = 1", "nested too deeply"),
+        ("pools = [16, 8]", f"pools = [{10**30}]", "sweep.pools.0: .*less than or equal to 2147483647"),
+        ("prompt_tokens = 4", f"prompt_tokens = {10**12}", "workload.prompt_tokens: .*less than or equal to 10000000"),
+        ("requests = 3\nprompt_tokens = 4", "requests = 1000\nprompt_tokens = 1000000", "more than 100000000"),
         ("[sweep]", "[sweep", "not valid TOML: .*line 9"),
     ],
 )
@@ -98,6 +105,11 @@ def test_files_that_cannot_be_read(tmp_path):
         load_scenario(tmp_path / "latin.toml")
 
 
+def test_a_byte_order_mark_is_no_obstacle(tmp_path):
+    (tmp_path / "x.toml").write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert load_scenario(tmp_path / "x.toml").name == "x"
+
+
 def test_both_spellings_of_a_workload_are_the_same_workload(tmp_path):
     equal = build_requests(load(tmp_path, GOOD).workload)
     listed = GOOD.replace("requests = 3\nprompt_tokens = 4\noutput_tokens = 5", "lengths = [[4, 5], [4, 5], [4, 5]]")
@@ -117,4 +129,4 @@ def test_prompts_are_seeded_distinct_and_the_same_on_every_machine(tmp_path):
     requests = build_requests(load(tmp_path, GOOD).workload)
     assert [r.request_id for r in requests] == ["r0", "r1", "r2"]
     assert len({r.prompt for r in requests}) == 3
-    assert requests[0].prompt == (157, 128, 18, 228)
+    assert requests[0].prompt == (157, 100, 250, 204)

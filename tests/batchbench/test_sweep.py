@@ -84,6 +84,27 @@ def test_long_continuations_are_cut():
         sweep_pool_sizes(requests, (16, 8), factory)
 
 
+def test_a_continuation_that_fits_is_shown_whole():
+    def factory(pool):
+        text = Text(tuple(range(pool, pool + 8)))
+        script = [*[it(1)] * 7, it(1, finished=("a",))]
+        return ScriptedEngine(script, {"a": text}, slots=1, pool_blocks=pool, clock=FakeClock())
+
+    with pytest.raises(TextsDiffer, match=r"\[16, 17, 18, 19, 20, 21, 22, 23\]"):
+        sweep_pool_sizes([request("a", 8)], (16, 8), factory)
+
+
+def test_every_request_is_compared():
+    requests = [request(name) for name in "abc"]
+
+    def factory(pool):
+        texts = {"a": Text((1,)), "b": Text((1,)), "c": Text((pool,))}
+        return ScriptedEngine([it(3, finished=("a", "b", "c"))], texts, slots=3, pool_blocks=pool, clock=FakeClock())
+
+    with pytest.raises(TextsDiffer, match="request 'c', generated token 0"):
+        sweep_pool_sizes(requests, (16, 8), factory)
+
+
 @pytest.mark.parametrize(
     ("pools", "message"),
     [

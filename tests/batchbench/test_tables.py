@@ -8,7 +8,7 @@ import math
 import pyarrow.parquet as pq
 import pytest
 
-from batchbench import build_requests, engine_factory, load_scenario, sweep_pool_sizes
+from batchbench import Admission, build_requests, engine_factory, load_scenario, sweep_pool_sizes
 from batchbench.errors import BatchbenchError, ResultError
 from batchbench.results import ResultWriter, load_result
 from batchbench.schema import TABLES, arrow_schema
@@ -101,6 +101,33 @@ def test_the_ledger_of_one_eviction(tables):
             "rebuilt_tokens": 24,
         }
     ]
+
+
+def test_waiting_counts_from_arrival_and_idle_iterations_are_not_iterations():
+    admitted = [(Admission("a", 0, 1, 0, False),), (), (Admission("b", 0, 1, 0, False),)]
+    script = [
+        it(1, admissions=admitted[0], finished=("a",)),
+        it(0, admissions=admitted[1]),
+        it(1, admissions=admitted[2], finished=("b",)),
+    ]
+    timing = play([request("a"), request("b", arrival=1)], script, slots=1)
+    tables = arrow_tables([timing], None)
+    assert tables["requests"]["queued_iterations"].to_pylist() == [0, 1]
+    assert tables["pools"]["iterations"].to_pylist() == [2]
+
+
+def test_requests_preempted_counts_requests_not_evictions(tables):
+    assert [(row["requests_preempted"], row["preemptions"]) for row in tables["pools"]] == [
+        (0, 0), (2, 2), (3, 3), (4, 5), (5, 7), (5, 8),
+    ]  # fmt: skip
+
+
+def test_parts_of_an_earlier_sweep_are_gone_when_one_begins(tmp_path, timings):
+    for timing in timings[:2]:
+        writer = ResultWriter(tmp_path)
+        writer.open()
+        writer.save_pool(timing)
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["pool-32"]
 
 
 def test_what_an_engine_does_not_report_is_null_not_zero():

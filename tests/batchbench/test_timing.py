@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from batchbench import IterationOutcome
+from batchbench import Eviction, IterationOutcome
 from batchbench.errors import OutcomeRefused
 from batchbench.timing import reference_timing
 from tests.batchbench.scripted import it, play, request
@@ -60,6 +60,8 @@ def test_the_same_request_is_compared_across_pools(timing):
     assert roomy.paired_latency_penalty(roomy) == 1.0
     assert reference_timing([timing, roomy]) is roomy
     assert reference_timing([timing]) is None
+    larger = play(REQUESTS, [it(2), it(2), it(2, finished=("a", "b"))], pool_blocks=30)
+    assert reference_timing([roomy, larger, timing]) is larger
 
 
 def test_nobody_preempted_is_a_penalty_of_exactly_one():
@@ -91,6 +93,12 @@ def test_unreported_recompute_is_zero_before_the_first_eviction_and_unknown_afte
     assert evicting.padded_tokens is None
 
 
+def test_thrashes_are_counted_where_they_are_reported():
+    ledger = (Eviction("b", thrash=True),)
+    script = [it(2), it(1, preempted=("b",), evictions=ledger), it(2, finished=("a", "b"))]
+    assert play([request("a", 3), request("b", 2)], script).thrashes == 1
+
+
 def test_rows_that_nobody_kept_are_waste():
     wasteful = play([request("a", 2)], [it(2, collected=1), it(2, collected=1, finished=("a",))])
     assert wasteful.waste_fraction == 0.5
@@ -111,6 +119,10 @@ def test_occupancy_leaves_out_iterations_that_forwarded_nothing():
         ({"forward_tokens": 1}, "2 rows forwarded, but only 1 positions"),
         ({"collected_tokens": -1}, "a count is negative"),
         ({"recomputed_tokens": -1}, "a count is negative"),
+        (
+            {"preempted": ("a", "b"), "evictions": (Eviction("b"), Eviction("a"))},
+            r"the ledger evicts \['b', 'a'\], not \('a', 'b'\)",
+        ),
         ({"preempted": ("a",), "evictions": ()}, r"the ledger evicts \[\], not \('a',\)"),
     ],
 )

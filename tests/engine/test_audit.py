@@ -6,7 +6,7 @@ import pytest
 
 from engine.audit import audit
 from engine.errors import AuditError
-from engine.request import Status
+from engine.request import Request, Status
 from engine.scheduler import Scheduler
 from tests.helpers import drain, prompt, real_engine
 
@@ -43,12 +43,20 @@ def foreign_block(s, _):
     s.blocks._free.append(20)
 
 
+def owned_foreign_block(s, _):
+    s.running[0].blocks.append(25)
+
+
 def lose_slot(s, _):
     s.running[0].slot = None
 
 
 def share_slot(s, _):
     s.running[1].slot = s.running[0].slot
+
+
+def waiting_holds_blocks(s, _):
+    s.waiting[0].blocks = [9]
 
 
 def waiting_holds_slot(s, _):
@@ -83,8 +91,20 @@ def too_many_tokens(s, _):
     s.running[1].length_limit = 8
 
 
+def too_few_tokens(s, _):
+    s.running[1].prompt_tokens = 8
+
+
 def text_lost(s, _):
     s.waiting[0].frontier = 6
+
+
+def running_text_lost(s, _):
+    s.running[0].frontier = 8
+
+
+def finished_text_lost(s, _):
+    s.requests["done"] = Request("done", [1, 2], 1, 2, arrival=9, status=Status.FINISHED, frontier=2)
 
 
 def in_no_queue(s, _):
@@ -97,6 +117,10 @@ def stale_table(s, r):
 
 def position_never_written(s, r):
     del r.written[s.running[0].blocks[0] * 4 + 2]
+
+
+def written_by_another(s, r):
+    r.written[s.running[0].blocks[0] * 4 + 2] = ("r9", 2)
 
 
 def written_beyond_text(s, r):
@@ -112,8 +136,10 @@ def written_beyond_text(s, r):
         (block_free_and_owned, "block 0 is held 2 times: by 'r0', 'the free list'"),
         (block_free_twice, "block 19 is held 2 times: by 'the free list', 'the free list'"),
         (foreign_block, "block 20 is not one of the pool's 20"),
+        (owned_foreign_block, "block 25 is not one of the pool's 20"),
         (lose_slot, "slot 0 is lost"),
         (share_slot, "slot 0 is held 2 times: by 'r0', 'r1'"),
+        (waiting_holds_blocks, r"waiting request 'r3' holds blocks \[9\], slot None, 0 computed"),
         (waiting_holds_slot, r"waiting request 'r3' holds blocks \[\], slot 1, 0 computed"),
         (waiting_holds_computed, "waiting request 'r4' holds .* 3 computed positions; it must hold nothing"),
         (queue_out_of_order, "the waiting queue is out of arrival order at 'r3'"),
@@ -122,10 +148,14 @@ def written_beyond_text(s, r):
         (one_block_too_many, "running request 'r0' holds 3 blocks, 7 positions need 2"),
         (capacity_wrong, "running request 'r2' has capacity 12 in 2 blocks"),
         (too_many_tokens, "running request 'r1' has 8 tokens, should be between its prompt's 6 and its limit of 8"),
+        (too_few_tokens, "running request 'r1' has 8 tokens, should be between its prompt's 8 and its limit of 16"),
+        (running_text_lost, "request 'r0' lost text: 8 tokens, but 8 positions of it were once computed"),
+        (finished_text_lost, "request 'done' lost text: 2 tokens, but 2 positions of it were once computed"),
         (text_lost, "request 'r3' lost text: 6 tokens, but 6 positions of it were once computed"),
         (in_no_queue, "request 'r3' is running but in no queue"),
         (stale_table, "the block table of slot 1 is stale"),
         (position_never_written, r"K/V of 'r0' at position 2 \(cell 2\) was last written by None"),
+        (written_by_another, r"K/V of 'r0' at position 2 \(cell 2\) was last written by \('r9', 2\)"),
         (written_beyond_text, "K/V of 'r0' was written at position 7, beyond its 7 computed positions"),
     ],
 )

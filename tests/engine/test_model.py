@@ -100,3 +100,4 @@ def test_prompts_the_model_cannot_run_are_refused_by_name():
     with pytest.raises(ValueError, match="'r': 4096 prompt . 1 output tokens, the model holds 4096"):
         engine.submit("r", [1] * 4096, 1)
     assert not engine.has_work
+    engine.submit("r", [1] * 4095, 1)

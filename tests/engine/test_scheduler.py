@@ -115,6 +115,13 @@ def test_resumed_positions_are_counted_whole_and_rebuilt_below_the_frontier():
     assert engine.recompute_fraction == 3 / 10
 
 
+def test_a_resume_is_a_resume_even_if_only_one_position_was_lost():
+    engine = bare_engine(slots=2, pool_blocks=3, block_size=1)
+    submit(engine, (2, 2), (1, 2))
+    drain(engine)
+    assert (engine.recomputed_tokens, engine.rebuilt_tokens) == (2, 1)
+
+
 def test_the_watermark_holds_admission_back_while_others_run_but_growth_ignores_it():
     engine = bare_engine(slots=2, pool_blocks=4, block_size=2, watermark_blocks=2)
     submit(engine, (2, 5), (3, 1))
@@ -123,6 +130,14 @@ def test_the_watermark_holds_admission_back_while_others_run_but_growth_ignores_
     assert steps[1].free_blocks == 2 and steps[3].free_blocks == 1  # r0 grew into it
     assert [a.request_id for a in steps[5].admitted] == ["r1"]
     assert not engine.recomputed_tokens
+
+
+def test_growth_takes_watermark_blocks_while_others_run():
+    engine = bare_engine(slots=2, pool_blocks=6, block_size=2, watermark_blocks=2)
+    submit(engine, (2, 5), (2, 5))
+    steps = drain(engine)
+    assert [s.free_blocks for s in steps] == [4, 2, 2, 0, 6]
+    assert not any(s.evicted for s in steps)
 
 
 def test_a_watermark_larger_than_the_pool_delays_but_excludes_nobody():
@@ -181,7 +196,7 @@ def test_abort_returns_everything_at_any_moment(moment):
     with pytest.raises(EngineError, match=f"unknown request '{victim}'"):
         engine.take(victim)
     take_all(engine, sorted(rest))
-    assert not engine.scheduler.requests
+    assert not engine.scheduler.requests and not engine._gaps  # nothing that grows with time
 
 
 def test_aborting_the_last_request_leaves_no_work():

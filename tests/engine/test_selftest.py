@@ -6,9 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import batchbench.adapters.own
 import engine.attention
-import engine.model
 import engine.selftest
+from batchbench import engine_factory
+from batchbench.errors import EngineFailed
+from batchbench.scenario import EngineSettings
 from engine.errors import NumericsError
 from engine.numerics import ROW_TILE, linear, padded_rows
 from engine.selftest import self_test
@@ -26,7 +29,9 @@ def test_a_linear_that_depends_on_the_row_count_is_named(monkeypatch):
         return out if x.shape[0] <= 32 else out + 1e-7 * out
 
     monkeypatch.setattr(engine.selftest, "linear", by_row_count)
-    with pytest.raises(NumericsError, match=r"linear layers.0.qkv \(128, 64\), one row repeated .*float32 on cpu"):
+    with pytest.raises(
+        NumericsError, match=r"linear layers.0.qkv \(128, 64\), repeated in three tiles .*float32 on cpu"
+    ):
         self_test(tiny())
 
 
@@ -41,6 +46,22 @@ def test_a_linear_that_depends_on_the_place_of_a_row_is_named(monkeypatch):
         self_test(tiny())
 
 
+def test_a_linear_that_depends_on_the_other_rows_is_named(monkeypatch):
+    def by_neighbours(x, weight):
+        return F.linear(x, weight) + 1e-6 * (x[1].abs().sum() > 0) * (x[1] != x[0]).any()
+
+    monkeypatch.setattr(engine.selftest, "linear", by_neighbours)
+    with pytest.raises(NumericsError, match=r"linear layers.0.qkv \(128, 64\), among other rows"):
+        self_test(tiny())
+
+
+def test_an_rms_norm_that_depends_on_the_row_count_is_named(monkeypatch):
+    honest = engine.selftest.rms_norm
+    monkeypatch.setattr(engine.selftest, "rms_norm", lambda x, w, eps: honest(x, w, eps) * (1 + 1e-6 * (len(x) > 500)))
+    with pytest.raises(NumericsError, match="rms_norm of 1056 rows"):
+        self_test(tiny())
+
+
 def test_a_torch_silu_with_its_remainder_loop_is_named(monkeypatch):
     def uneven(x):
         out = F.silu(x)
@@ -52,16 +73,33 @@ def test_a_torch_silu_with_its_remainder_loop_is_named(monkeypatch):
         self_test(tiny())
 
 
-def test_attention_that_reduces_by_the_longest_row_is_named(monkeypatch):
+@pytest.mark.parametrize(
+    ("breaks", "named"),
+    [
+        (lambda walk: len(walk.gather) > 8, "attention over 16 keys, prefill against decode"),
+        (lambda walk: len(walk.gather) > 20 * 8, "attention over 16 keys among 31 others"),
+        (lambda walk: len(walk.chunks) > 1 and len(walk.gather) > 8, "attention over 67 keys, prefill against decode"),
+    ],
+    ids=["tile", "company", "chunks"],
+)
+def test_attention_that_depends_on_its_company_is_named(monkeypatch, breaks, named):
     honest = engine.attention.paged_attention
 
     def by_company(queries, store, layer, walk):
-        out = honest(queries, store, layer, walk)
-        return out * (1 + 1e-6 * (len(walk.gather) > engine.attention.QUERY_TILE))
+        return honest(queries, store, layer, walk) * (1 + 1e-6 * breaks(walk))
 
     monkeypatch.setattr(engine.selftest, "paged_attention", by_company)
-    with pytest.raises(NumericsError, match="attention over 16 keys"):
+    with pytest.raises(NumericsError, match=named):
         self_test(tiny())
+
+
+def test_no_engine_is_built_on_a_machine_that_fails(monkeypatch):
+    def fails(model):
+        raise NumericsError("linear lm_head (256, 64)")
+
+    monkeypatch.setattr(batchbench.adapters.own, "self_test", fails)
+    with pytest.raises(EngineFailed, match="NumericsError: linear lm_head"):
+        engine_factory("own", EngineSettings(slots=1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
