@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -89,17 +90,8 @@ def sweep(
         figures = plots or (out / "plots" if out else Path("plots") / scenario.name)
         writer = ResultWriter(tables)
         progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
-        try:
-            timings = sweep_pool_sizes(
-                requests, scenario.sweep.pools, make_engine, observer=_SaveAndShow(writer, figures, progress)
-            )
-        except TextsDiffer:
-            writer.discard_parts()  # no timings: not on disk either
-            raise
-        finally:
-            if progress is not None:
-                progress.close()
-        writer.join(timings, _provenance(scenario_file, scenario, requests, timings[0].engine))
+        timings = _run(scenario, requests, make_engine, _SaveAndShow(writer, figures, progress))
+        writer.join(timings, _provenance(scenario, requests, timings[0].engine))
         result = load_result(tables)
         _print_result(result, tables, _draw(result, figures), output_format)
 
@@ -107,12 +99,14 @@ def sweep(
 @app.command()
 def validate(
     scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (TOML).")],
+    engine: Annotated[str, typer.Option(help="Engine to check against: own.")] = "own",
     debug: DebugOption = False,
 ) -> None:
-    """Check a scenario file and print its workload's hash; run nothing."""
+    """Check a scenario on this machine, as a sweep would before it runs; print its workload's hash."""
     with _errors(debug):
         scenario = load_scenario(scenario_file)
         requests = build_requests(scenario.workload)
+        check_sweep(requests, scenario.sweep.pools, engine_factory(engine, scenario.engine))
         print(
             f"{one_line(str(scenario_file))}: valid. {scenario.name}: {len(requests)} requests through "
             f"pools {', '.join(map(str, scenario.sweep.pools))}; workload {workload_hash(requests)}"
@@ -120,9 +114,10 @@ def validate(
 
 
 @app.command()
-def schema() -> None:
+def schema(debug: DebugOption = False) -> None:
     """Print the JSON Schema of scenario files, for editors."""
-    print(json.dumps(Scenario.model_json_schema(), indent=2))
+    with _errors(debug):
+        print(json.dumps(Scenario.model_json_schema(), indent=2))
 
 
 @app.command()
@@ -134,15 +129,27 @@ def plot(
 ) -> None:
     """Draw a result folder's figures again."""
     with _errors(debug):
-        for path in _draw(load_result(result_folder), out or result_folder / "plots", pool):
-            print(path)
+        result, folder = load_result(result_folder), out or result_folder / "plots"
+        require_writable(folder)
+        for path in _draw(result, folder, pool):
+            print(one_line(str(path)))
 
 
 class _SaveAndShow(SweepObserver):
     """Saves every pool as it finishes and passes progress on."""
 
     def __init__(self, writer: ResultWriter, figures: Path, progress: ProgressLines | None) -> None:
-        self._writer, self._figures, self._next = writer, figures, progress or SweepObserver()
+        self._writer, self._figures, self._progress = writer, figures, progress
+        self._next = progress or SweepObserver()
+
+    def discard(self) -> None:
+        """No timings: not on disk either."""
+        self._writer.discard_parts()
+
+    def close(self) -> None:
+        """End the live display."""
+        if self._progress is not None:
+            self._progress.close()
 
     def on_start(self, pools: Sequence[int]) -> None:
         for folder in (self._writer.folder, self._figures):
@@ -161,9 +168,19 @@ class _SaveAndShow(SweepObserver):
         self._next.on_timing(timing)
 
 
-def _provenance(
-    path: Path, scenario: Scenario, requests: tuple[RequestSpec, ...], engine: EngineDescription
-) -> dict[str, Any]:
+def _run(
+    scenario: Scenario, requests: tuple[RequestSpec, ...], make_engine: EngineFactory, observer: _SaveAndShow
+) -> list[ContinuousTiming]:
+    try:
+        return sweep_pool_sizes(requests, scenario.sweep.pools, make_engine, observer=observer)
+    except TextsDiffer:
+        observer.discard()
+        raise
+    finally:
+        observer.close()
+
+
+def _provenance(scenario: Scenario, requests: tuple[RequestSpec, ...], engine: EngineDescription) -> dict[str, Any]:
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "scenario": scenario.model_dump(mode="json"),
@@ -172,7 +189,7 @@ def _provenance(
         "engine": {k: v for k, v in asdict(engine).items() if k not in ("pool_blocks", "versions")},
         "versions": {**versions(), **engine.versions},
         "machine": machine(),
-        "git": git_revision(path.resolve()),
+        "git": git_revision(),
     }
 
 
@@ -189,7 +206,8 @@ def _print_plan(
     engine = make_engine(min(scenario.sweep.pools))
     about = engine.describe()
     engine.close()
-    bandwidth = read_bandwidth_bytes_per_s()
+    measurable = about.device == "cpu" and about.iteration_weight_bytes is not None
+    bandwidth = read_bandwidth_bytes_per_s(about.iteration_weight_bytes or 0) if measurable else None
     rows = plan_rows(requests, scenario.sweep.pools, about, bandwidth)
     document = {
         "scenario": scenario.name,
@@ -207,16 +225,16 @@ def _print_plan(
         f"{scenario.name}: {len(requests)} requests, model {about.model} in {about.dtype} on {about.device}, "
         f"{about.slots} slots, blocks of {about.block_size}"
     ]
-    if about.kv_bytes_per_token is not None and about.weight_bytes is not None:
-        lines.append(
-            f"{show_bytes(about.kv_bytes_per_token)} of K/V per position, {show_bytes(about.weight_bytes)} of weights, "
-            f"host memory read at {bandwidth / 1e9:.1f} GB/s"
-        )
+    if about.kv_bytes_per_token is not None:
+        lines.append(f"{show_bytes(about.kv_bytes_per_token)} of K/V per position")
+    if bandwidth is not None and about.iteration_weight_bytes is not None:
+        size = show_bytes(about.iteration_weight_bytes)
+        lines.append(f"{size} of weights read per iteration, at {bandwidth / 1e9:.1f} GB/s with one thread")
     _print(document, plan_sheet(rows), lines, output_format)
 
 
 def _print_result(result: Result, tables: Path, figures: list[Path], output_format: Format) -> None:
-    pools = [{str(k): v for k, v in row.items()} for row in result.tables["pools"].to_dict("records")]
+    pools = result.rows("pools")
     document = {
         "scenario": result.run["scenario"]["name"],
         "workload_hash": result.run["workload_hash"],
@@ -224,7 +242,7 @@ def _print_result(result: Result, tables: Path, figures: list[Path], output_form
         "figures": [str(path) for path in figures],
         "pools": pools,
     }
-    lines = [f"tables: {tables}/*.parquet", f"figures: {figures[0].parent}/*.png"]
+    lines = [one_line(f"tables: {tables}/*.parquet"), one_line(f"figures: {figures[0].parent}/*.png")]
     _print(document, sweep_sheet(pools), lines, output_format)
 
 
@@ -234,7 +252,7 @@ def _print(document: dict[str, Any], sheet: Sheet, lines: list[str], output_form
     elif output_format is Format.markdown:
         print(sheet.markdown())
     else:
-        sheet.print(Console())
+        sheet.print()
         print("\n" + "\n".join(lines))
 
 
@@ -243,13 +261,19 @@ def _errors(debug: bool) -> Iterator[None]:
     """One line on stderr and the error's exit code, instead of a traceback."""
     try:
         yield
-    except (BatchbenchError, KeyboardInterrupt, Exception) as error:
-        if debug:
+        sys.stdout.flush()
+    except (KeyboardInterrupt, Exception) as error:
+        if debug or isinstance(error, typer.Exit):
             raise
+        if isinstance(error, BrokenPipeError):  # the reader has seen enough; nothing may be flushed at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
         if isinstance(error, BatchbenchError):
             code, line = error.exit_code, f"error: {error}"
         elif isinstance(error, KeyboardInterrupt):
-            code, line = 130, "interrupted; the pools that were done are under parts/ in the output folder"
+            code, line = 130, "interrupted"
+        elif isinstance(error, OSError):
+            code, line = 1, f"error: {error.filename or 'output'}: {error.strerror or error}"
         else:
             code, line = 1, f"internal error: {type(error).__name__}: {error} (--debug shows where)"
         print(one_line(line), file=sys.stderr)

@@ -1,15 +1,16 @@
-"""Drives one engine through one workload. The only place that reads the clock."""
+"""Drives one engine through one workload, and is the only one to time it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
-from batchbench.errors import EngineFailed
+from batchbench.errors import EngineFailed, OutcomeRefused
 from batchbench.protocol import BenchEngine, Clock, IterationOutcome, RequestSpec, Text
-from batchbench.timing import ContinuousTiming, IterationRecord
+from batchbench.timing import ContinuousTiming, IterationRecord, SequenceCheck
 
 OnIteration = Callable[[int, IterationOutcome], None]
+STALLED_ITERATIONS = 1000  # without a row, an eviction or a last token: the engine is not going anywhere
 
 
 def run_workload(
@@ -22,12 +23,14 @@ def run_workload(
     """Submit every request at its arrival, step until all are done, collect their texts.
 
     on_iteration is called between two iterations, where its time is nobody's latency.
-    Raises EngineFailed if the engine stops early, or if its texts and its counts disagree.
+    Raises EngineFailed if the engine stops early, stalls, or if its texts and its counts disagree;
+    OutcomeRefused if it reports what cannot have happened.
     """
     arrivals = sorted(requests, key=lambda request: request.arrival_iteration)  # stable: then as listed
+    check, reports = SequenceCheck(requests), engine.describe().reports
     records: list[IterationRecord] = []
     texts: dict[str, Text] = {}
-    iteration = submitted = 0
+    iteration = submitted = stalled = 0
     began = clock()
     while submitted < len(arrivals) or engine.has_work:
         if not engine.has_work and submitted < len(arrivals):
@@ -38,6 +41,12 @@ def run_workload(
         start = clock()
         outcome = engine.step()
         records.append(IterationRecord(iteration, outcome, clock() - start))
+        check.add(iteration, outcome)
+        if missing := [name for name in reports if getattr(outcome, name) is None]:
+            raise OutcomeRefused(f"iteration {iteration}: the engine says that it reports {missing[0]}, but did not")
+        stalled = 0 if outcome.issued_tokens or outcome.preempted or outcome.finished else stalled + 1
+        if stalled == STALLED_ITERATIONS:
+            raise EngineFailed(f"{stalled} iterations in a row did nothing, though the engine says it has work")
         for request_id in outcome.finished:
             texts[request_id] = engine.take(request_id)
         if on_iteration is not None:

@@ -33,18 +33,25 @@ def machine() -> Mapping[str, str | int | None]:
     }
 
 
-def git_revision(near: Path) -> Mapping[str, str | bool] | None:
-    """Commit of the repository that holds `near` and whether it has changes; None outside one."""
-    commit = _git(near, "rev-parse", "HEAD")
-    if not commit:
+def git_revision() -> Mapping[str, str | bool] | None:
+    """Commit of the source that is running and whether it was modified; None for an installed package.
+
+    Asks the repository of this file alone. A scenario's own repository is never asked: its
+    configuration could name commands for git to run.
+    """
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
-    return {"commit": commit, "modified": bool(_git(near, "status", "--porcelain", "--untracked-files=no"))}
+    commit = _git("rev-parse", "HEAD")
+    modified = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    return None if commit is None else {"commit": commit, "modified": modified}
 
 
-def _git(near: Path, *arguments: str) -> str | None:
-    folder = near if near.is_dir() else near.parent
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-c", "core.fsmonitor=false", *arguments]
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -42,6 +42,8 @@ def _gap(timing: ContinuousTiming, request_id: str, at: int) -> str:
 def _evictions(timing: ContinuousTiming, request_id: str, at: int) -> str:
     """Whether the request was evicted before that token; its iterations where the engine says no more."""
     iterations = timing.preempted_at.get(request_id, ())
+    if timing.preemptions is None:
+        return "evictions unreported"
     if not iterations:
         return "never evicted"
     events = [e for r in timing.iterations for e in r.outcome.evictions or () if e.request_id == request_id]

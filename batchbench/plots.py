@@ -18,12 +18,14 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from batchbench.errors import BatchbenchError, UsageError
 from batchbench.results import Result
+from batchbench.units import show_blocks
 
 STYLE: dict[Any, Any] = {
     "figure.dpi": 100,
     "savefig.dpi": 150,
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same everywhere
     "font.size": 9,
+    "text.parse_math": False,  # a name from a file is text, whatever is in it
     "axes.titlesize": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -35,6 +37,9 @@ STYLE: dict[Any, Any] = {
 }
 # Okabe-Ito colours of clearly different lightness; every use has a second cue (marker, hatch, text).
 DARK, MID, LIGHT, ALERT = "#0072B2", "#E69F00", "#C9DDEB", "#000000"
+
+
+_NAMED_REQUESTS = 24  # more than these would overprint each other
 
 
 def draw_all(result: Result, folder: Path, pool_blocks: int | None = None) -> list[Path]:
@@ -83,16 +88,20 @@ def pool_sweep(result: Result) -> Figure:
     low_left.plot(x, 100 * pools["recompute_fraction"], "o-", color=DARK, clip_on=False, label="recompute_fraction")
     low_left.set(title="Recompute", ylabel="share of forward positions [%]", ylim=(0, None))
     _mark_non_monotone(low_left, pools)
-    low_left.legend(loc="lower left")
+    low_left.legend(loc="best")
 
     paired = {"markersize": 10, "markerfacecolor": "none", "label": "victims / themselves in the reference pool"}
-    low_right.plot(x, pools["paired_latency_penalty"], "^:", color="0.2", **paired)
+    if pools["paired_latency_penalty"].notna().any():
+        low_right.plot(x, pools["paired_latency_penalty"], "^:", color="0.2", **paired)
     low_right.plot(x, pools["preemption_latency_penalty"], "o-", color=DARK, label="victims / the never evicted")
     low_right.axhline(1, color="0.4", linewidth=0.8)
     low_right.set(title="Latency of the evicted", ylabel="latency ratio, in iterations [x]")
     if pools["preemption_latency_penalty"].notna().any() or pools["paired_latency_penalty"].notna().any():
         low_right.set_ylim(0, None)
-    low_right.legend(loc="lower left")
+    low_right.legend(loc="best")
+    for axes in (top_right, low_left):
+        if axes.dataLim.ymax <= 0:
+            axes.set_ylim(0, 1)  # a flat zero is not magnified
     for axes in (low_left, low_right):
         axes.set_xlabel("pool [blocks]")
         _pool_axis(axes, x)
@@ -114,51 +123,53 @@ def staircase(result: Result) -> Figure:
         _staircase_panel(axes, result, size, names)
     for axes in grid.flat[len(sizes) :]:
         axes.set_visible(False)
-    last = result.tables["requests"]["finished_iteration"].max() + 1
-    for axes in grid[-1]:
-        axes.set(xlabel="iteration", xlim=(0, 1.1 * last))
+    grid[0, 0].set_xlim(0, 1.1 * (result.tables["requests"]["finished_iteration"].max() + 1))
+    for axes in grid.flat[: len(sizes)][-columns:]:  # the lowest of each column
+        axes.set_xlabel("iteration")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.tick_params(labelbottom=True)
     for axes in grid[:, 0]:
         axes.set_ylabel("request")
-    figure.suptitle(
-        f"{_title(result)}: arrival to last token (blue: in a slot; ▼ evicted; number: latency in iterations)"
-    )
+    number = "; number: latency in iterations" if len(names) <= _NAMED_REQUESTS else ""
+    figure.suptitle(f"{_title(result)}: arrival to last token (filled: in a slot; ▼ evicted{number})")
     return figure
 
 
 def slot_timeline(result: Result, pool_blocks: int) -> Figure:
     """Who holds which slot when, in one pool: prefill, resume, decode and eviction told apart."""
     stays = list(_stays(result, pool_blocks))
-    slots = int(result.run["engine"]["slots"])
-    figure = Figure(figsize=(9.5, 1.6 + 0.42 * min(slots, 24)), layout="constrained")
+    slots, used = int(result.run["engine"]["slots"]), max(stay.slot for stay in stays) + 1
+    end = max(stay.end for stay in stays)
+    figure = Figure(figsize=(9.5, 1.5 + min(9.0, 0.42 * used)), layout="constrained")
     axes = figure.subplots()
+    _draw_stays(axes, stays, [stay.slot for stay in stays], 0.7, 0.6)
+    first = max(1.0, end / 300)  # one iteration, but never too thin to see
+    for resumed, colour, hatch in ((False, DARK, ""), (True, MID, "////")):
+        begun = [stay for stay in stays if stay.resumed is resumed]
+        left, y = [stay.start for stay in begun], [stay.slot for stay in begun]
+        axes.barh(y, first, left=left, height=0.7, color=colour, hatch=hatch, edgecolor="0.1", linewidth=0.6)
+    evicted = [stay for stay in stays if stay.evicted]
+    axes.plot([s.end for s in evicted], [s.slot for s in evicted], "X", color=ALERT, markersize=6, clip_on=False)
     for stay in stays:
-        first_colour, hatch = (MID, "////") if stay.resumed else (DARK, "")
-        length = stay.end - stay.start
-        axes.barh(stay.slot, length, left=stay.start, height=0.7, color=LIGHT, edgecolor="0.3", linewidth=0.6)
-        axes.barh(stay.slot, 1, left=stay.start, height=0.7, color=first_colour, hatch=hatch, edgecolor="0.1")
-        if length >= 3:
-            axes.text(
-                stay.start + 1 + (length - 1) / 2, stay.slot, stay.request_id, ha="center", va="center", fontsize=7
-            )
-        if stay.evicted:
-            axes.plot(stay.end, stay.slot, "X", color=ALERT, markersize=6, clip_on=False)
-    axes.set(
-        xlabel="iteration", ylabel="slot", ylim=(slots - 0.5, -0.5), xlim=(0, max(stay.end for stay in stays) + 0.5)
-    )
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        if stay.end - stay.start - first > 0.011 * end * len(stay.request_id):  # the name fits
+            middle = (stay.start + first + stay.end) / 2
+            axes.text(middle, stay.slot, stay.request_id, ha="center", va="center", fontsize=7)
+    axes.set(xlabel="iteration", ylabel="slot", ylim=(used - 0.5, -0.5), xlim=(0, 1.005 * end))
+    axes.set_yticks(range(0, used, -(-used // 24)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", visible=False)
-    axes.legend(
+    figure.legend(
         handles=[
             Patch(facecolor=DARK, edgecolor="0.1", label="prefill"),
             Patch(facecolor=LIGHT, edgecolor="0.3", label="decode"),
             Patch(facecolor=MID, edgecolor="0.1", hatch="////", label="resume (recomputes its context)"),
             mpl.lines.Line2D([], [], marker="X", linestyle="", color=ALERT, label="evicted"),
         ],
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.22),
+        loc="outside lower center",
         ncols=4,
     )
-    axes.set_title(f"{_title(result)}: slots over time, pool of {pool_blocks} blocks")
+    unused = f" ({slots - used} of {slots} slots never used)" if used < slots else ""
+    axes.set_title(f"{_title(result)}: slots over time, pool of {show_blocks(pool_blocks)}{unused}")
     return figure
 
 
@@ -166,28 +177,30 @@ def rows_against_positions(result: Result, pool_blocks: int) -> Figure:
     """Counted in rows and in positions: one iteration of one pool, then every pool's whole run."""
     pools = result.tables["pools"]
     labels = [str(size) for size in pools["pool_blocks"]]
+    label = {"fontsize": 8, "rotation": 90 if len(labels) > 8 else 0, "padding": 2}
     figure = Figure(figsize=(10.5, 3.9), layout="constrained")
     one, rows, positions = figure.subplots(1, 3, width_ratios=(0.7, 1, 1))
     _one_iteration(one, result, pool_blocks)
 
     bars = rows.bar(labels, pools["issued_tokens"], color=LIGHT, edgecolor="0.2")
-    rows.bar_label(bars, fontsize=8)
+    rows.bar_label(bars, **label)
     rows.set(title="whole runs, counted in rows", xlabel="pool [blocks]", ylabel="rows")
     rebuilt = pools["rebuilt_tokens"]
     if rebuilt.isna().any():  # unreported is not zero: no split
         bars = positions.bar(labels, pools["forward_tokens"], color=LIGHT, edgecolor="0.2")
-        positions.bar_label(bars, fontsize=8)
+        positions.bar_label(bars, **label)
     else:
         first_time = pools["forward_tokens"] - rebuilt
         positions.bar(labels, first_time, color=LIGHT, edgecolor="0.2", label="for the first time")
         bars = positions.bar(labels, rebuilt, bottom=first_time, color=MID, edgecolor="0.1", hatch="////",
                              label="K/V that had existed")  # fmt: skip
-        positions.bar_label(bars, labels=[str(total) for total in pools["forward_tokens"]], fontsize=8)
+        positions.bar_label(bars, labels=[str(total) for total in pools["forward_tokens"]], **label)
         positions.legend(loc="upper left", fontsize=8)
     positions.set(title="the same, counted in positions", xlabel="pool [blocks]", ylabel="positions")
     for axes in (rows, positions):
-        axes.set_ylim(0, 1.3 * pools["forward_tokens"].max())
+        axes.set_ylim(0, 1.35 * pools["forward_tokens"].max())
         axes.grid(axis="x", visible=False)
+        axes.tick_params(axis="x", rotation=90 if len(labels) > 12 else 0)
     figure.suptitle(f"{_title(result)}: rows against positions")
     return figure
 
@@ -196,7 +209,7 @@ def _one_iteration(axes: Axes, result: Result, pool_blocks: int) -> None:
     """The iteration that recomputed most beside decoding rows, counted both ways."""
     recomputing = [row for row in _records(result.pool("iterations", pool_blocks)) if row.recomputed_tokens > 0]
     if not recomputing:
-        note = f"pool of {pool_blocks} blocks:\nno iteration is known\nto have recomputed"
+        note = f"pool of {show_blocks(pool_blocks)}:\nno iteration is known\nto have recomputed"
         axes.text(0.5, 0.5, note, ha="center", va="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
@@ -211,16 +224,17 @@ def _one_iteration(axes: Axes, result: Result, pool_blocks: int) -> None:
         (resume, other, MID, "////", "resumed rows"),
     ):
         bars = axes.bar(names, values, bottom=bottom, color=colour, hatch=hatch, edgecolor="0.1", label=label)
-        axes.bar_label(bars, [str(int(v)) for v in values], label_type="center", fontsize=8,
+        axes.bar_label(bars, [str(int(v)) if v else "" for v in values], label_type="center", fontsize=8,
                        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
-    axes.set(title=f"iteration {chosen.iteration}, pool of {pool_blocks}", ylabel="count")
+    axes.set(title=f"iteration {chosen.iteration}, {show_blocks(pool_blocks)}", ylabel="count")
     axes.set_ylim(0, 1.3 * (other + resume).max())
     axes.grid(axis="x", visible=False)
     axes.legend(loc="upper left", fontsize=8)
 
 
 def _title(result: Result) -> str:
-    return str(result.run["scenario"]["name"])
+    name = str(result.run["scenario"]["name"])
+    return name if len(name) <= 40 else f"{name[:39]}…"
 
 
 def _records(frame: pd.DataFrame) -> list[Any]:
@@ -229,8 +243,15 @@ def _records(frame: pd.DataFrame) -> list[Any]:
 
 
 def _pool_axis(axes: Axes, pools: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> None:
+    """A tick per pool; a label only where it does not run into the last one."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(pools, [str(size) for size in pools])
+    room = np.log2(pools[-1] / pools[0]) / 14
+    labels, last = [], -np.inf
+    for size in pools:
+        fits = np.log2(size) - last > room
+        labels.append(str(size) if fits else "")
+        last = np.log2(size) if fits else last
+    axes.set_xticks(pools, labels)
     axes.xaxis.set_minor_locator(NullLocator())
 
 
@@ -257,19 +278,25 @@ def _staircase_panel(axes: Axes, result: Result, pool_blocks: int, names: list[s
     evictions = result.pool("evictions", pool_blocks)
     place = {name: i for i, name in enumerate(names)}
     arrival, latency = requests["arrival_iteration"].to_numpy(), requests["latency_iterations"].to_numpy()
-    axes.barh(range(len(names)), latency, left=arrival, height=0.62, color="white", edgecolor="0.3", linewidth=0.6)
-    for stay in _stays(result, pool_blocks):
-        axes.barh(place[stay.request_id], stay.end - stay.start, left=stay.start, height=0.62, color=LIGHT,
-                  edgecolor="0.3", linewidth=0.6)  # fmt: skip
-    axes.plot(evictions["iteration"], [place[r] for r in evictions["request_id"]], "v", color=ALERT, markersize=5)
-    if len(names) <= 24:
+    edge = 0.6 if len(names) <= _NAMED_REQUESTS else 0.15
+    axes.barh(range(len(names)), latency, left=arrival, height=0.62, color="white", edgecolor="0.3", linewidth=edge)
+    stays = list(_stays(result, pool_blocks))
+    _draw_stays(axes, stays, [place[stay.request_id] for stay in stays], 0.62, edge)
+    axes.plot(
+        evictions["iteration"],
+        [place[r] for r in evictions["request_id"]],
+        "v",
+        color=ALERT,
+        markersize=5 if edge > 0.5 else 2.5,
+    )
+    if len(names) <= _NAMED_REQUESTS:
         for i, (start, length) in enumerate(zip(arrival, latency, strict=True)):
             axes.annotate(f"{length}", (start + length, i), xytext=(3, 0), textcoords="offset points", va="center",
                           fontsize=8)  # fmt: skip
         axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-    axes.set_title(f"pool of {pool_blocks} blocks")
+    axes.set_title(f"pool of {show_blocks(pool_blocks)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +327,11 @@ def _stays(result: Result, pool_blocks: int) -> Iterator[_Stay]:
         evicted = n < len(leaves.get(name, ()))
         end = leaves[name][n] if evicted else int(finished[name]) + 1
         yield _Stay(name, int(stay.slot), stay.iteration, end, bool(stay.resumed), evicted)
+
+
+def _draw_stays(axes: Axes, stays: list[_Stay], y: list[int], height: float, edge: float) -> None:
+    lengths, left = [stay.end - stay.start for stay in stays], [stay.start for stay in stays]
+    axes.barh(y, lengths, left=left, height=height, color=LIGHT, edgecolor="0.3", linewidth=edge)
 
 
 def _closer_look(result: Result, asked: int | None) -> int:

@@ -32,9 +32,10 @@ def floor_positions(requests: Sequence[RequestSpec]) -> int:
     return sum(len(request.prompt) + request.output_tokens - 1 for request in requests)
 
 
-def read_bandwidth_bytes_per_s(mebibytes: int = 256, repeats: int = 5) -> float:
-    """Best of several timed sums over a large float32 array: what this machine's memory gives now."""
-    array = np.ones(mebibytes * 2**18, dtype=np.float32)
+def read_bandwidth_bytes_per_s(size_bytes: int, repeats: int = 9) -> float:
+    """Best of several timed sums over that many bytes of float32, in whatever memory or cache they fit."""
+    array = np.ones(max(size_bytes // 4, 2**16), dtype=np.float32)
+    array.sum()
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from batchbench.predict import floor_iterations, floor_positions
 from batchbench.protocol import EngineDescription, RequestSpec
-from batchbench.units import show_bytes, show_seconds
+from batchbench.units import show_blocks, show_bytes, show_seconds
 
 
 class Format(StrEnum):
@@ -32,13 +32,14 @@ class Sheet:
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
-    def print(self, console: Console) -> None:
+    def print(self) -> None:
+        """On standard output, as wide as it needs: a terminal may wrap it, but no figure is cut."""
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for heading in self.headings:
-            table.add_column(heading, justify="right", no_wrap=False)
+            table.add_column(heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
         for row in self.rows:
             table.add_row(*row)
-        console.print(table, highlight=False, markup=False)
+        Console(width=1000).print(table, highlight=False, markup=False)
 
     def markdown(self) -> str:
         lines = [self.headings, ("---:",) * len(self.headings), *self.rows]
@@ -47,16 +48,25 @@ class Sheet:
 
 def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
     """The headline of each pool, in the roundings that the field's texts use."""
-    verdict = "identical" if len(pools) > 1 else "one pool: not compared"
+    verdict = "identical" if len(pools) > 1 else "not compared"
     return Sheet(
-        ("pool", "occupancy", "evictions per request", "recompute share", "victim latency", "text"),
+        (
+            "pool",
+            "occupancy",
+            "evictions per request",
+            "recompute share",
+            "victim latency",
+            "paired latency",
+            "text",
+        ),
         tuple(
             (
-                f"{pool['pool_blocks']} blocks",
+                show_blocks(pool["pool_blocks"]),
                 f"{pool['occupancy']:.3f}",
-                f"{pool['preemptions_per_request']:.2f}",
+                _show(pool["preemptions_per_request"], "{:.2f}", "not reported"),
                 _show(pool["recompute_fraction"], "{:.1%}", "not reported"),
                 _show(pool["preemption_latency_penalty"], "{:.2f}x", "no control group"),
+                _show(pool["paired_latency_penalty"], "{:.2f}x", "no reference"),
                 verdict,
             )
             for pool in pools
@@ -65,23 +75,23 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
 
 
 def plan_rows(
-    requests: Sequence[RequestSpec], pools: Sequence[int], engine: EngineDescription, bandwidth: float
+    requests: Sequence[RequestSpec], pools: Sequence[int], engine: EngineDescription, bandwidth: float | None
 ) -> list[dict[str, Any]]:
     """What a sweep would run, per pool, with the floor that no run can undercut.
 
-    bandwidth: bytes per second at which weights are read, once per iteration at the least.
+    bandwidth: bytes per second at which this machine reads that many weights; None if unknown.
     """
+    weights = engine.iteration_weight_bytes
     rows = []
     for pool_blocks in pools:
         iterations = floor_iterations(requests, engine.slots, engine.block_size, pool_blocks)
-        per_token = engine.kv_bytes_per_token
         rows.append(
             {
                 "pool_blocks": pool_blocks,
-                "pool_bytes": None if per_token is None else pool_blocks * engine.block_size * per_token,
+                "pool_bytes": replace(engine, pool_blocks=pool_blocks).pool_bytes,
                 "floor_iterations": iterations,
                 "floor_positions": floor_positions(requests),
-                "floor_s": None if engine.weight_bytes is None else iterations * engine.weight_bytes / bandwidth,
+                "weights_read_s": None if weights is None or bandwidth is None else iterations * weights / bandwidth,
             }
         )
     return rows
@@ -89,14 +99,14 @@ def plan_rows(
 
 def plan_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     return Sheet(
-        ("pool", "KV bytes", "iterations, at least", "positions, at least", "weights read in, at least"),
+        ("pool", "KV bytes", "iterations, at least", "positions, at least", "reading the weights"),
         tuple(
             (
-                f"{row['pool_blocks']} blocks",
+                show_blocks(row["pool_blocks"]),
                 "not reported" if row["pool_bytes"] is None else show_bytes(row["pool_bytes"]),
                 str(row["floor_iterations"]),
                 str(row["floor_positions"]),
-                "not reported" if row["floor_s"] is None else show_seconds(row["floor_s"]),
+                "unknown" if row["weights_read_s"] is None else show_seconds(row["weights_read_s"]),
             )
             for row in rows
         ),

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from batchbench.protocol import IterationOutcome
 from batchbench.sweep import SweepObserver
 from batchbench.timing import ContinuousTiming
-from batchbench.units import show_seconds
 
 _REDRAW_S = 0.1
 
@@ -30,7 +29,7 @@ class ProgressLines(SweepObserver):
         )
         self._task: TaskID | None = None
         self._iterations = self._finished = self._evictions = 0
-        self._drawn = 0.0
+        self._drawn = self._began = 0.0
 
     def on_start(self, pools: Sequence[int]) -> None:
         if self._console.is_terminal:
@@ -38,22 +37,21 @@ class ProgressLines(SweepObserver):
 
     def on_pool(self, pool_blocks: int) -> None:
         self._iterations = self._finished = self._evictions = 0
+        self._began = time.monotonic()
         self._task = self._bar.add_task("", total=self._requests, pool=pool_blocks, state="")
         self._draw()
 
     def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
         self._iterations += 1
         self._finished += len(outcome.finished)
-        self._evictions += len(outcome.preempted)
+        self._evictions += len(outcome.preempted or ())
         if time.monotonic() - self._drawn >= _REDRAW_S:
             self._draw()
 
     def on_timing(self, timing: ContinuousTiming) -> None:
         self._draw()
         if not self._console.is_terminal:
-            self._console.print(
-                f"pool {timing.pool_blocks:>6}  {self._state()}, {show_seconds(timing.wall_s)}", highlight=False
-            )
+            self._console.print(f"pool {timing.pool_blocks:>6}  {self._state()}", highlight=False)
 
     def close(self) -> None:
         if self._console.is_terminal:

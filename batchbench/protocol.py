@@ -42,6 +42,20 @@ class Eviction:
     thrash: bool | None = None  # had not yet filled the block that its last admission bought
 
 
+_COUNTS = (
+    "issued_tokens",
+    "collected_tokens",
+    "forward_tokens",
+    "recomputed_tokens",
+    "rebuilt_tokens",
+    "padded_tokens",
+    "prefill_rows",
+    "running",
+    "waiting",
+    "free_blocks",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class IterationOutcome:
     """What one iteration did. Counters are exact; None means the engine cannot report it.
@@ -57,7 +71,7 @@ class IterationOutcome:
     issued_tokens: int
     collected_tokens: int
     finished: tuple[str, ...] = ()
-    preempted: tuple[str, ...] = ()
+    preempted: tuple[str, ...] | None = ()
     forward_tokens: int | None = None
     recomputed_tokens: int | None = None
     rebuilt_tokens: int | None = None
@@ -70,18 +84,29 @@ class IterationOutcome:
     free_blocks: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.issued_tokens, self.collected_tokens, self.positions, self.recomputed_tokens or 0) < 0:
-            raise OutcomeRefused(f"a count is negative: {self}")
-        if self.collected_tokens > self.issued_tokens:
-            raise OutcomeRefused(f"{self.collected_tokens} tokens collected from {self.issued_tokens} rows")
-        if self.positions < self.issued_tokens:
-            raise OutcomeRefused(f"{self.issued_tokens} rows forwarded, but only {self.positions} positions")
-        if (self.recomputed_tokens or 0) > self.positions:
-            raise OutcomeRefused(f"{self.recomputed_tokens} positions recomputed of {self.positions} forwarded")
-        if (self.rebuilt_tokens or 0) > self.positions:
-            raise OutcomeRefused(f"{self.rebuilt_tokens} positions rebuilt of {self.positions} forwarded")
-        if self.evictions is not None and tuple(e.request_id for e in self.evictions) != self.preempted:
-            raise OutcomeRefused(f"the ledger evicts {[e.request_id for e in self.evictions]}, not {self.preempted}")
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        negative = next((name for name, value in counts.items() if value is not None and value < 0), None)
+        ledger = None if self.evictions is None else tuple(event.request_id for event in self.evictions)
+        evicted = self.preempted or ()
+        for wrong, message in (
+            (negative, f"{negative} is {counts.get(negative or '')}"),
+            (self.collected_tokens > self.issued_tokens,
+             f"{self.collected_tokens} tokens collected from {self.issued_tokens} rows"),
+            (self.positions < self.issued_tokens,
+             f"{self.issued_tokens} rows forwarded, but only {self.positions} positions"),
+            ((self.recomputed_tokens or 0) > self.positions,
+             f"{self.recomputed_tokens} positions recomputed of {self.positions} forwarded"),
+            ((self.rebuilt_tokens or 0) > self.positions,
+             f"{self.rebuilt_tokens} positions rebuilt of {self.positions} forwarded"),
+            ((self.prefill_rows or 0) > self.issued_tokens,
+             f"{self.prefill_rows} rows prefilled of {self.issued_tokens} forwarded"),
+            (len(self.finished) > self.collected_tokens,
+             f"{len(self.finished)} requests finished on {self.collected_tokens} tokens collected"),
+            (len(set(evicted)) < len(evicted), f"a request is evicted twice in one iteration: {evicted}"),
+            (ledger is not None and ledger != self.preempted, f"the ledger evicts {ledger}, not {self.preempted}"),
+        ):  # fmt: skip
+            if wrong:
+                raise OutcomeRefused(message)
 
     @property
     def positions(self) -> int:
@@ -99,7 +124,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """An engine as it was built, for the record. Sizes in blocks, positions and bytes."""
+    """An engine as it was built, for the record. Sizes in blocks, positions and bytes.
+
+    reports: the fields of IterationOutcome that it never leaves None.
+    weight_bytes: all weights. iteration_weight_bytes: those that every iteration reads whole.
+    """
 
     engine: str
     model: str
@@ -110,9 +139,12 @@ class EngineDescription:
     pool_blocks: int
     kv_bytes_per_token: int | None = None
     weight_bytes: int | None = None
+    iteration_weight_bytes: int | None = None
     watermark_blocks: int | None = None
     victim: str | None = None
     numerics: str | None = None
+    threads: int | None = None
+    reports: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property

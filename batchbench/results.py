@@ -9,6 +9,7 @@ import tempfile
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,26 @@ from batchbench.schema import SCHEMA_VERSION, TABLES, arrow_schema
 from batchbench.tables import arrow_tables
 from batchbench.timing import ContinuousTiming, reference_timing
 
-_PARTS = "parts"
+_PARTS = "batchbench-parts"  # pools saved while a sweep runs
+_FILES = (*(f"{name}.parquet" for name in TABLES), "run.json")
+_MARK = ".made-by-batchbench"  # in _PARTS: this folder is ours to delete
 
 
 @dataclass(frozen=True)
 class Result:
-    """A result folder as read: run.json and every table as a data frame."""
+    """A result folder as read: run.json and every table."""
 
     run: Mapping[str, Any]
-    tables: Mapping[str, pd.DataFrame]
+    arrow: Mapping[str, pa.Table]
+
+    @cached_property
+    def tables(self) -> Mapping[str, pd.DataFrame]:
+        """Every table as a data frame; a column with nulls becomes floating point."""
+        return {name: table.to_pandas() for name, table in self.arrow.items()}
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """A table's rows with exact types, nulls as None."""
+        return list(self.arrow[table].to_pylist())
 
     def pool(self, table: str, pool_blocks: int) -> pd.DataFrame:
         """The rows of one pool."""
@@ -45,9 +57,17 @@ class ResultWriter:
         self._run_id = uuid.uuid4().hex
 
     def open(self) -> None:
-        """Begin with no parts. The folder must be writable (`require_writable`)."""
-        self.discard_parts()
-        self._parts.mkdir()
+        """Create the folder with no parts in it. Raises UsageError if it cannot be written or is not ours."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for file in _FILES:
+                if (self.folder / file).is_dir():
+                    raise UsageError(f"output folder {self.folder}: {file} is a folder there")
+            self.discard_parts()
+            self._parts.mkdir()
+            (self._parts / _MARK).touch()
+        except OSError as error:
+            raise UsageError(f"output folder {self.folder}: {error.strerror or error}") from None
 
     def save_pool(self, timing: ContinuousTiming) -> None:
         """Save a finished pool under parts/, complete or not at all; paired columns wait for `join`."""
@@ -69,16 +89,19 @@ class ResultWriter:
             for name, data in tables.items():
                 self._write_table(data, self._parts / f"{name}.parquet")
             (self._parts / "run.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-            for file in (*(f"{name}.parquet" for name in tables), "run.json"):
+            for file in _FILES:
                 os.replace(self._parts / file, self.folder / file)
             self.discard_parts()
         except OSError as error:
             raise BatchbenchError(f"output folder {self.folder}: {error.strerror or error}") from None
 
     def discard_parts(self) -> None:
-        """Forget the pools saved so far."""
-        if self._parts.exists():
-            shutil.rmtree(self._parts)
+        """Forget the pools saved so far. Raises UsageError rather than delete what batchbench did not make."""
+        if not self._parts.exists() and not self._parts.is_symlink():
+            return
+        if self._parts.is_symlink() or not (self._parts / _MARK).is_file():
+            raise UsageError(f"{self._parts} was not made by batchbench; move it away")
+        shutil.rmtree(self._parts)
 
     def _write_table(self, data: pa.Table, path: Path) -> None:
         metadata = {"schema_version": str(SCHEMA_VERSION), "run_id": self._run_id}
@@ -86,10 +109,10 @@ class ResultWriter:
 
 
 def require_writable(folder: Path) -> None:
-    """Create `folder` if need be and a file in it, for a moment. Raises UsageError if that fails."""
+    """Raise UsageError if `folder` could not be written or created. Leaves nothing behind."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+        with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
         raise UsageError(f"output folder {folder}: {error.strerror or error}") from None
@@ -98,20 +121,36 @@ def require_writable(folder: Path) -> None:
 def load_result(folder: str | Path) -> Result:
     """Read a result folder. Raises ResultError if a file is missing, foreign or from another run."""
     folder = Path(folder)
-    files = ["run.json", *(f"{name}.parquet" for name in TABLES)]
-    if missing := [file for file in files if not (folder / file).is_file()]:
+    if missing := [file for file in _FILES if not (folder / file).is_file()]:
         raise ResultError(f"{folder} is not a result folder: it lacks {', '.join(missing)}")
     try:
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         read = {name: pq.read_table(folder / f"{name}.parquet", partitioning=None) for name in TABLES}
     except (OSError, json.JSONDecodeError, UnicodeDecodeError, pa.ArrowException) as error:
         raise ResultError(f"{folder}: damaged file: {error}") from None
-    if not isinstance(run, dict) or run.get("schema_version") != SCHEMA_VERSION:
-        found = run.get("schema_version") if isinstance(run, dict) else None
+    found = run.get("schema_version") if isinstance(run, dict) else None
+    if found != SCHEMA_VERSION:
         raise ResultError(f"{folder} has schema version {found}, this batchbench reads {SCHEMA_VERSION}")
+    if not _complete(run):
+        raise ResultError(f"{folder}: damaged file: run.json lacks the scenario's name, its engine or the run's id")
     for name, table in read.items():
-        if (table.schema.metadata or {}).get(b"run_id", b"").decode() != run.get("run_id"):
+        if (table.schema.metadata or {}).get(b"run_id") != run["run_id"].encode():
             raise ResultError(f"{folder}: {name}.parquet is from another run than run.json")
         if not table.schema.equals(arrow_schema(name)):
             raise ResultError(f"{folder}: {name}.parquet has other columns than schema version {SCHEMA_VERSION}")
-    return Result(run, {name: table.to_pandas() for name, table in read.items()})
+    if not read["pools"].num_rows:
+        raise ResultError(f"{folder}: pools.parquet is empty")
+    return Result(run, read)
+
+
+def _complete(run: Mapping[str, Any]) -> bool:
+    """Whether run.json has what readers rely on."""
+    scenario, engine = run.get("scenario"), run.get("engine")
+    return (
+        isinstance(run.get("run_id"), str)
+        and isinstance(scenario, dict)
+        and isinstance(scenario.get("name"), str)
+        and isinstance(engine, dict)
+        and isinstance(slots := engine.get("slots"), int)
+        and slots >= 1
+    )

@@ -37,6 +37,9 @@ class EngineSettings(_Frozen):
     device: str = Field("auto", description="`auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:N`.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of weights and K/V.")
     seed: Index = Field(0, description="Seed of the embedded model's weights.")
+    threads: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1, description="Processor threads of torch; the embedded model is too small to gain from more."
+    )
 
 
 class Workload(_Frozen):
@@ -122,7 +125,7 @@ def load_scenario(path: str | Path) -> Scenario:
     except RecursionError:
         raise ScenarioError(f"{path}: nested too deeply") from None
     except ValidationError as error:
-        raise ScenarioError(f"{path}: " + "; ".join(_complaint(e) for e in error.errors())) from None
+        raise ScenarioError(f"{path}: {_complaints(error.errors())}") from None
 
 
 def _tuples(value: Any) -> Any:
@@ -132,18 +135,40 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
+def _complaints(errors: list[ErrorDetails]) -> str:
+    """The first few errors as one line; those that only follow from another are left out."""
+    places = [error["loc"] for error in errors]
+    telling = [
+        e for e in errors if not (e["type"] == "too_short" and any(p[: len(e["loc"])] == e["loc"] != p for p in places))
+    ]
+    more = f"; and {len(telling) - 3} more" if len(telling) > 3 else ""
+    return "; ".join(_complaint(error) for error in telling[:3]) + more
+
+
 def _complaint(error: ErrorDetails) -> str:
     path = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
         *parents, key = (str(part) for part in error["loc"])
         near = difflib.get_close_matches(key, _keys_at(parents), n=1, cutoff=0.0)
         return f"unknown key {path!r}" + (f", did you mean {'.'.join([*parents, near[0]])!r}?" if near else "")
-    if error["type"] == "missing":
+    if kind == "missing":
         return f"{path} is missing"
-    message = error["msg"].removeprefix("Value error, ")
+    said = {
+        "tuple_type": "must be an array",
+        "model_type": "must be a table",
+        "int_type": "must be an integer",
+        "string_type": "must be a string",
+        "greater_than_equal": f"must be at least {context.get('ge')}",
+        "less_than_equal": f"must be at most {context.get('le')}",
+        "too_short": "must not be empty",
+        "too_long": f"must have {context.get('max_length')} entries",
+        "literal_error": f"must be {context.get('expected')}",
+        "string_pattern_mismatch": "must be up to 100 letters, digits, '.', '_' or '-', the first a letter or digit",
+    }.get(kind, error["msg"].removeprefix("Value error, "))
     if isinstance(error["input"], (int, float, str, bool)):
-        message += f", got {error['input']!r}"
-    return f"{path}: {message}"
+        said += f", got {error['input']!r:.120}"
+    return f"{path}: {said}"
 
 
 def _keys_at(parents: Iterable[str]) -> list[str]:

@@ -23,6 +23,8 @@ class Column:
 
 
 _UNREPORTED = "the engine does not report it"
+_EVICTIONS = "the engine does not report evictions"
+_RECOMPUTE = "the engine does not report it, unless it is known that nobody was evicted: then it is 0"
 _POOL = Column("pool_blocks", COUNT, "blocks", "size of the KV pool")
 _REQUEST = Column("request_id", pa.string(), "", "request, in submission order r0, r1, ...")
 _ITERATION = Column("iteration", INDEX, "iteration", "place on the iteration clock, from 0")
@@ -56,27 +58,27 @@ POOLS = (
         COUNT,
         "positions",
         "positions of resumed rows: the whole context of a resumed request, its newest token included",
-        _UNREPORTED,
+        _RECOMPUTE,
     ),
-    Column("rebuilt_tokens", COUNT, "positions", "positions whose K/V had been computed before", _UNREPORTED),
-    Column("recompute_fraction", RATIO, "1", "recomputed_tokens / forward_tokens", _UNREPORTED),
-    Column("recompute_tax", RATIO, "1", "rebuilt_tokens / forward_tokens", _UNREPORTED),
-    Column("preemptions", COUNT, "evictions", "evictions of running requests"),
-    Column("preemptions_per_request", RATIO, "evictions/request", "preemptions / requests"),
-    Column("requests_preempted", COUNT, "requests", "requests evicted at least once"),
+    Column("rebuilt_tokens", COUNT, "positions", "positions whose K/V had been computed before", _RECOMPUTE),
+    Column("recompute_fraction", RATIO, "1", "recomputed_tokens / forward_tokens", _RECOMPUTE),
+    Column("recompute_tax", RATIO, "1", "rebuilt_tokens / forward_tokens", _RECOMPUTE),
+    Column("preemptions", COUNT, "evictions", "evictions of running requests", _EVICTIONS),
+    Column("preemptions_per_request", RATIO, "evictions/request", "preemptions / requests", _EVICTIONS),
+    Column("requests_preempted", COUNT, "requests", "requests evicted at least once", _EVICTIONS),
     Column(
         "thrashes",
         COUNT,
         "evictions",
         "evictions of a request that had not yet filled the block its last admission bought",
-        _UNREPORTED,
+        _RECOMPUTE,
     ),
     Column(
         "recomputed_tokens_per_preemption",
         RATIO,
         "positions/eviction",
         "recomputed_tokens / preemptions",
-        "nobody was evicted, or " + _UNREPORTED,
+        "nobody was evicted, or the engine does not report it",
     ),
     Column("mean_latency_iterations", RATIO, "iterations", "mean latency of all requests"),
     Column("max_latency_iterations", COUNT, "iterations", "longest latency of any request"),
@@ -85,29 +87,29 @@ POOLS = (
         RATIO,
         "iterations",
         "mean latency of the requests evicted at least once",
-        "nobody was evicted",
+        "nobody was evicted, or " + _EVICTIONS,
     ),
     Column(
         "straight_through_latency_iterations",
         RATIO,
         "iterations",
         "mean latency of the requests never evicted",
-        "everybody was evicted",
+        "everybody was evicted, or " + _EVICTIONS,
     ),
     Column(
         "preemption_latency_penalty",
         RATIO,
         "1",
         "preempted over straight-through latency, in iterations; 1 if nobody was evicted. Contaminated: "
-        "the victims are the youngest, which would have finished last anyway",
-        "everybody was evicted: there is no control group",
+        "the victims are the youngest, and the others wait longer in a small pool too",
+        "everybody was evicted, so that there is no control group, or " + _EVICTIONS,
     ),
     Column(
         "preemption_latency_penalty_s",
         RATIO,
         "1",
         "the same in measured seconds",
-        "everybody was evicted: there is no control group",
+        "everybody was evicted, so that there is no control group, or " + _EVICTIONS,
     ),
     Column(
         "paired_latency_penalty",
@@ -115,14 +117,14 @@ POOLS = (
         "1",
         "mean over the requests evicted here of their latency here over their own latency in the "
         "reference pool, in iterations; 1 if nobody was evicted",
-        "every pool of the sweep evicted somebody: there is no reference pool",
+        "no pool is known to have evicted nobody: there is no reference pool",
     ),
     Column(
         "reference_pool_blocks",
         COUNT,
         "blocks",
         "the reference pool: the largest that evicted nobody",
-        "every pool of the sweep evicted somebody",
+        "no pool is known to have evicted nobody",
     ),
     Column("engine_s", pa.float64(), "s", "time inside the engine's iterations"),
     Column("wall_s", pa.float64(), "s", "time from first submission to last token, harness included"),
@@ -140,7 +142,7 @@ REQUESTS = (
     Column("latency_s", pa.float64(), "s", "time inside the engine over the same iterations"),
     Column("queued_iterations", COUNT, "iterations", "from arrival to first admission", _UNREPORTED),
     Column("evicted_iterations", COUNT, "iterations", "from evictions to resumes, waiting", _UNREPORTED),
-    Column("preemptions", COUNT, "evictions", "times it was evicted"),
+    Column("preemptions", COUNT, "evictions", "times it was evicted", _EVICTIONS),
     Column("recomputed_tokens", COUNT, "positions", "positions of its resumed rows", _UNREPORTED),
     Column("rebuilt_tokens", COUNT, "positions", "of these, whose K/V had been computed before", _UNREPORTED),
     Column(
@@ -148,7 +150,7 @@ REQUESTS = (
         RATIO,
         "1",
         "its latency here over its latency in the reference pool, in iterations",
-        "every pool of the sweep evicted somebody",
+        "no pool is known to have evicted nobody",
     ),
 )
 
@@ -162,7 +164,7 @@ ITERATIONS = (
     Column("prefill_rows", COUNT, "rows", "rows that computed a prompt or a resumed context", _UNREPORTED),
     Column("recomputed_tokens", COUNT, "positions", "positions of resumed rows", _UNREPORTED),
     Column("rebuilt_tokens", COUNT, "positions", "positions whose K/V had been computed before", _UNREPORTED),
-    Column("preemptions", COUNT, "evictions", "evictions before the forward"),
+    Column("preemptions", COUNT, "evictions", "evictions before the forward", _EVICTIONS),
     Column("finished", COUNT, "requests", "requests that got their last token"),
     Column("running", COUNT, "requests", "running after the iteration", _UNREPORTED),
     Column("waiting", COUNT, "requests", "waiting after the iteration", _UNREPORTED),

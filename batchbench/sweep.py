@@ -46,7 +46,7 @@ def sweep_pool_sizes(
     returns nothing, if any request's token ids differ between two pools; UsageError or
     RequestRefused before the first run if a pool or a request is impossible.
     """
-    observer = observer or SweepObserver()
+    observer, pools = observer or SweepObserver(), list(pools)
     check_sweep(requests, pools, make_engine)
     observer.on_start(pools)
     timings: list[ContinuousTiming] = []
@@ -73,8 +73,11 @@ def check_sweep(requests: Sequence[RequestSpec], pools: Sequence[int], make_engi
     if not pools:
         raise UsageError("the sweep has no pools")
     for pool_blocks in pools:
-        if pool_blocks < 1:
-            raise UsageError(f"pool of {pool_blocks} blocks: must be at least 1")
+        if type(pool_blocks) is not int or pool_blocks < 1:
+            raise UsageError(f"pool of {pool_blocks} blocks: must be an integer of at least 1")
+    for request in requests:
+        if type(request.arrival_iteration) is not int or request.arrival_iteration < 0:
+            raise UsageError(f"request {request.request_id!r} arrives at {request.arrival_iteration}")
     if twice := _repeated(pools):
         raise UsageError(f"pool of {twice[0]} blocks is listed twice")
     make_engine(max(pools)).close()  # memory for it, or an error now rather than after the smaller ones ran

@@ -68,13 +68,13 @@ def _pool_row(t: ContinuousTiming, reference: ContinuousTiming | None) -> Row:
         "recompute_tax": t.recompute_tax,
         "preemptions": t.preemptions,
         "preemptions_per_request": t.preemptions_per_request,
-        "requests_preempted": len(t.preempted_at),
+        "requests_preempted": t.requests_preempted,
         "thrashes": t.thrashes,
         "recomputed_tokens_per_preemption": t.recomputed_tokens_per_preemption,
         "mean_latency_iterations": mean(t.latencies.values()),
         "max_latency_iterations": max(t.latencies.values()),
-        "preempted_latency_iterations": mean(t.preempted_latencies),
-        "straight_through_latency_iterations": mean(t.straight_through_latencies),
+        "preempted_latency_iterations": None if t.preemptions is None else mean(t.preempted_latencies),
+        "straight_through_latency_iterations": None if t.preemptions is None else mean(t.straight_through_latencies),
         "preemption_latency_penalty": t.preemption_latency_penalty,
         "preemption_latency_penalty_s": t.preemption_latency_penalty_s,
         "paired_latency_penalty": None if reference is None else t.paired_latency_penalty(reference),
@@ -102,7 +102,7 @@ def _request_rows(t: ContinuousTiming, reference: ContinuousTiming | None) -> It
             "latency_s": t.latencies_s[rid],
             "queued_iterations": None,
             "evicted_iterations": None,
-            "preemptions": len(evicted_at),
+            "preemptions": None if t.preemptions is None else len(evicted_at),
             "recomputed_tokens": None,
             "rebuilt_tokens": None,
             "paired_latency_ratio": ratios.get(rid),
@@ -128,7 +128,7 @@ def _iteration_rows(t: ContinuousTiming) -> Iterable[Row]:
             "prefill_rows": outcome.prefill_rows,
             "recomputed_tokens": outcome.recomputed_tokens,
             "rebuilt_tokens": outcome.rebuilt_tokens,
-            "preemptions": len(outcome.preempted),
+            "preemptions": None if outcome.preempted is None else len(outcome.preempted),
             "finished": len(outcome.finished),
             "running": outcome.running,
             "waiting": outcome.waiting,
@@ -147,13 +147,13 @@ def _eviction_rows(t: ContinuousTiming) -> Iterable[Row]:
     admitted = _admissions_of(t)
     nth: dict[str, int] = {}
     for record in t.iterations:
-        details = record.outcome.evictions or [Eviction(rid) for rid in record.outcome.preempted]
+        details = record.outcome.evictions or [Eviction(rid) for rid in record.outcome.preempted or ()]
         for eviction in details:
             rid = eviction.request_id
             nth[rid] = nth.get(rid, 0) + 1
             row = {"iteration": record.iteration, **dataclasses.asdict(eviction)}
             row["resumed_iteration"] = row["rebuilt_tokens"] = None
-            if rid in admitted:  # the first admission is followed by one resume per eviction
+            if len(admitted.get(rid, ())) > nth[rid]:  # the first admission is followed by one resume per eviction
                 row["resumed_iteration"], resume = admitted[rid][nth[rid]]
                 row["rebuilt_tokens"] = resume.rebuilt_tokens
             yield row

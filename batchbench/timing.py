@@ -38,7 +38,9 @@ class ContinuousTiming:
     wall_s: float  # first submission to last token, the harness's own work included
 
     def __post_init__(self) -> None:
-        check_sequence(self.requests, (record.outcome for record in self.iterations))
+        check = SequenceCheck(self.requests)
+        for record in self.iterations:
+            check.add(record.iteration, record.outcome)
 
     # ---- counts -------------------------------------------------------------------------
 
@@ -86,19 +88,25 @@ class ContinuousTiming:
         """Request id -> the iterations it was evicted in. Only requests that were."""
         at: dict[str, list[int]] = {}
         for record in self.iterations:
-            for request_id in record.outcome.preempted:
+            for request_id in record.outcome.preempted or ():
                 at.setdefault(request_id, []).append(record.iteration)
         return {request_id: tuple(iterations) for request_id, iterations in at.items()}
 
     @cached_property
-    def preemptions(self) -> int:
-        return sum(len(r.outcome.preempted) for r in self.iterations)
+    def preemptions(self) -> int | None:
+        """Evictions, or None where the engine does not report them."""
+        return total(None if r.outcome.preempted is None else len(r.outcome.preempted) for r in self.iterations)
+
+    @cached_property
+    def requests_preempted(self) -> int | None:
+        """Requests evicted at least once."""
+        return None if self.preemptions is None else len(self.preempted_at)
 
     @cached_property
     def thrashes(self) -> int | None:
         """Evictions of a request that had not yet filled the block that its last admission bought."""
         if not self.preemptions:
-            return 0
+            return self.preemptions
         return total(
             None if r.outcome.evictions is None else total(e.thrash for e in r.outcome.evictions)
             for r in self.iterations
@@ -130,8 +138,8 @@ class ContinuousTiming:
 
     @property
     def preemptions_per_request(self) -> float:
-        """Evictions per request submitted."""
-        return self.preemptions / len(self.requests)
+        """Evictions per request submitted; not a number where the engine does not report them."""
+        return math.nan if self.preemptions is None else self.preemptions / len(self.requests)
 
     @property
     def recomputed_tokens_per_preemption(self) -> float:
@@ -191,16 +199,18 @@ class ContinuousTiming:
     def preemption_latency_penalty(self) -> float:
         """Mean latency of the evicted over mean latency of the never evicted, in iterations.
 
-        Contaminated: the victims are the youngest, which would have finished last anyway, so the
-        ratio overstates what the eviction cost. `paired_latency_penalty` compares like with like.
-        Nobody evicted: 1.0. Everybody evicted: not a number, since there is no control group.
+        Contaminated: the victims are the youngest, which in a burst would have finished last anyway
+        (the ratio overstates), and in a small pool the others wait longer too (it understates).
+        `paired_latency_penalty` compares like with like.
+        Nobody evicted: 1.0. Everybody evicted: not a number, since there is no control group. Nor
+        where the engine does not report evictions.
         """
-        return _penalty(self.preempted_latencies, self.straight_through_latencies)
+        return self._penalty(self.preempted_latencies, self.straight_through_latencies)
 
     @property
     def preemption_latency_penalty_s(self) -> float:
         """As preemption_latency_penalty, in measured seconds."""
-        return _penalty(self.preempted_latencies_s, self.straight_through_latencies_s)
+        return self._penalty(self.preempted_latencies_s, self.straight_through_latencies_s)
 
     def paired_latency_ratios(self, reference: ContinuousTiming) -> dict[str, float]:
         """Request id -> its latency here over its latency in `reference`, in iterations."""
@@ -209,10 +219,12 @@ class ContinuousTiming:
     def paired_latency_penalty(self, reference: ContinuousTiming) -> float:
         """Mean over the requests evicted here of the same request's latency here over that in `reference`.
 
-        Nobody evicted here: 1.0.
+        Nobody evicted here: 1.0. Evictions not reported: not a number.
         """
+        if not self.preemptions:
+            return math.nan if self.preemptions is None else 1.0
         ratios = self.paired_latency_ratios(reference)
-        return mean([ratio for rid, ratio in ratios.items() if rid in self.preempted_at]) if self.preemptions else 1.0
+        return mean([ratio for rid, ratio in ratios.items() if rid in self.preempted_at])
 
     # ---- text and time ------------------------------------------------------------------
 
@@ -228,37 +240,47 @@ class ContinuousTiming:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def _recompute_counter(self, name: str) -> int | None:
-        """Sum a counter; before the first eviction nothing can have been recomputed, reported or not."""
-        total, evicted = 0, False
+        """Sum a counter. Before the first eviction nothing can have been recomputed, reported or not."""
+        counted, evicted = 0, False
         for record in self.iterations:
-            evicted = evicted or bool(record.outcome.preempted)
+            evicted = evicted or record.outcome.preempted is None or bool(record.outcome.preempted)
             value = getattr(record.outcome, name)
             if value is None and evicted:
                 return None
-            total += value or 0
-        return total
+            counted += value or 0
+        return counted
+
+    def _penalty(self, victims: Sequence[float], control: Sequence[float]) -> float:
+        if self.preemptions is None:
+            return math.nan
+        return mean(victims) / mean(control) if victims else 1.0
 
 
 def reference_timing(timings: Sequence[ContinuousTiming]) -> ContinuousTiming | None:
-    """The largest pool that evicted nobody, or None."""
-    roomy = [timing for timing in timings if not timing.preemptions]
+    """The largest pool that is known to have evicted nobody, or None."""
+    roomy = [timing for timing in timings if timing.preemptions == 0]
     return max(roomy, key=lambda timing: timing.pool_blocks, default=None)
 
 
-def check_sequence(requests: Iterable[RequestSpec], outcomes: Iterable[IterationOutcome]) -> None:
-    """Refuse, with OutcomeRefused, iterations that cannot follow each other."""
-    known, finished = {request.request_id for request in requests}, set[str]()
-    for number, outcome in enumerate(outcomes):
-        for request_id in (*outcome.preempted, *outcome.finished):
-            if request_id not in known:
-                raise OutcomeRefused(f"iteration {number}: {request_id!r} was never submitted")
-        for request_id in outcome.preempted:
-            if request_id in finished:
-                raise OutcomeRefused(f"iteration {number}: {request_id!r} is evicted after it finished")
+class SequenceCheck:
+    """Refuses, with OutcomeRefused, an iteration that cannot follow those before it."""
+
+    def __init__(self, requests: Iterable[RequestSpec]) -> None:
+        self._known = {request.request_id for request in requests}
+        self._finished: set[str] = set()
+
+    def add(self, iteration: int, outcome: IterationOutcome) -> None:
+        evicted = outcome.preempted or ()
+        for request_id in (*evicted, *outcome.finished):
+            if request_id not in self._known:
+                raise OutcomeRefused(f"iteration {iteration}: {request_id!r} was never submitted")
+        for request_id in evicted:
+            if request_id in self._finished:
+                raise OutcomeRefused(f"iteration {iteration}: {request_id!r} is evicted after it finished")
         for request_id in outcome.finished:
-            if request_id in finished:
-                raise OutcomeRefused(f"iteration {number}: {request_id!r} finishes twice")
-            finished.add(request_id)
+            if request_id in self._finished:
+                raise OutcomeRefused(f"iteration {iteration}: {request_id!r} finishes twice")
+            self._finished.add(request_id)
 
 
 def total(values: Iterable[int | None]) -> int | None:
@@ -276,7 +298,3 @@ def _ratio(part: int | None, whole: int) -> float:
 def mean(values: Collection[float]) -> float:
     """Not a number for no values."""
     return math.fsum(values) / len(values) if values else math.nan
-
-
-def _penalty(victims: Sequence[float], control: Sequence[float]) -> float:
-    return mean(victims) / mean(control) if victims else 1.0

@@ -17,3 +17,8 @@ def show_seconds(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def show_blocks(count: int) -> str:
+    """1 -> '1 block'."""
+    return f"{count} block" if count == 1 else f"{count} blocks"

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import statistics
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from batchbench import build_requests, engine_factory, load_scenario
-from batchbench.driver import run_workload
+from batchbench import BenchEngine, build_requests, engine_factory, load_scenario, sweep_pool_sizes
+from batchbench.plots import draw_all
+from batchbench.results import ResultWriter, load_result
 from engine.config import SchedulerConfig
-from engine.core import Engine
+from engine.plan import Plan
+from engine.runner import RunOutput
 from engine.scheduler import Scheduler
 
 BLOCK_SIZE, PROMPT, ITERATIONS, REPEATS = 16, 40, 256, 7
@@ -35,38 +39,51 @@ def scheduler_us(rows: int) -> float:
 
 
 def shares_of_a_sweep() -> dict[str, float]:
-    """Seconds of one Day-34 sweep by where they went; medians over repeats, whole sweeps interleaved."""
+    """Median seconds of a whole Day-34 sweep, tables and figures included, and of its parts."""
     scenario = load_scenario("scenarios/day34.toml")
     requests = build_requests(scenario.workload)
-    make_engine = engine_factory("own", scenario.engine)
-    spent: dict[str, list[float]] = {"wall": [], "forward": [], "engine": []}
+    factory = engine_factory("own", scenario.engine)
+    spent: dict[str, list[float]] = {part: [] for part in ("whole", "forward", "engine", "run", "tables", "figures")}
     for _ in range(REPEATS):
-        wall = forward = inside = 0.0
-        for pool_blocks in scenario.sweep.pools:
-            adapter = make_engine(pool_blocks)
-            timer = _TimedForward(adapter.engine)  # type: ignore[attr-defined]  # the own engine's adapter
-            timing = run_workload(adapter, requests)
-            wall, forward, inside = wall + timing.wall_s, forward + timer.seconds, inside + timing.engine_s
-        spent["wall"].append(wall)
-        spent["forward"].append(forward)
-        spent["engine"].append(inside)
-    return {name: statistics.median(values) for name, values in spent.items()}
+        forward_s = 0.0
 
+        def timed_engine(pool_blocks: int) -> BenchEngine:
+            adapter = factory(pool_blocks)
+            runner = adapter.engine.runner  # type: ignore[attr-defined]  # the own engine's adapter
+            honest = runner.execute
 
-class _TimedForward:
-    """Times an engine's runner from outside."""
+            def execute(plan: Plan) -> RunOutput:
+                nonlocal forward_s
+                start = time.perf_counter()
+                out: RunOutput = honest(plan)
+                forward_s += time.perf_counter() - start
+                return out
 
-    def __init__(self, engine: Engine) -> None:
-        self.seconds = 0.0
-        honest = engine.runner.execute
+            runner.execute = execute
+            return adapter
 
-        def timed(plan):  # type: ignore[no-untyped-def]  # a wrapper of the same signature
+        with TemporaryDirectory() as folder:
             start = time.perf_counter()
-            out = honest(plan)
-            self.seconds += time.perf_counter() - start
-            return out
-
-        engine.runner.execute = timed  # type: ignore[method-assign]
+            writer = ResultWriter(Path(folder) / "result")
+            writer.open()
+            timings = sweep_pool_sizes(requests, scenario.sweep.pools, timed_engine)
+            swept = time.perf_counter()
+            for timing in timings:
+                writer.save_pool(timing)
+            writer.join(timings, {"scenario": {"name": "day34"}, "engine": {"slots": scenario.engine.slots}})
+            saved = time.perf_counter()
+            draw_all(load_result(Path(folder) / "result"), Path(folder) / "figures")
+            drawn = time.perf_counter()
+        for part, seconds in {
+            "whole": drawn - start,
+            "forward": forward_s,
+            "engine": sum(timing.engine_s for timing in timings),
+            "run": swept - start,
+            "tables": saved - swept,
+            "figures": drawn - saved,
+        }.items():
+            spent[part].append(seconds)
+    return {part: statistics.median(values) for part, values in spent.items()}
 
 
 def main() -> None:
@@ -75,11 +92,12 @@ def main() -> None:
         measured, target = scheduler_us(rows), 50 + 0.5 * rows
         verdict = "within" if measured <= target else "over"
         print(f"  {rows:>4} rows: {measured:7.1f} us  ({verdict} the target of {target:.0f} us)")
-    spent = shares_of_a_sweep()
-    print(f"Day-34 sweep on tiny: {spent['wall'] * 1e3:.0f} ms in runs of the six pools, of which")
-    print(f"  forward and sampling  {spent['forward'] / spent['wall']:6.1%}")
-    print(f"  scheduler and books   {(spent['engine'] - spent['forward']) / spent['wall']:6.1%}")
-    print(f"  harness               {(spent['wall'] - spent['engine']) / spent['wall']:6.1%}")
+    s = shares_of_a_sweep()
+    print(f"Day-34 sweep on tiny: the six runs take {s['run'] * 1e3:.0f} ms, of which")
+    print(f"  forward and sampling                  {s['forward'] / s['run']:6.1%}")
+    print(f"  scheduler and books                   {(s['engine'] - s['forward']) / s['run']:6.1%}")
+    print(f"  harness: driver, checks, comparison   {(s['run'] - s['engine']) / s['run']:6.1%}")
+    print(f"  then, per sweep: tables {s['tables'] * 1e3:.0f} ms, figures {s['figures'] * 1e3:.0f} ms")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Causal attention over paged K/V, one code path and one shape for prefill and decode.
 
-Queries are cut into tiles of QUERY_TILE positions of one request, keys into chunks of KEY_CHUNK
+Queries are cut into tiles of a few positions of one request, keys into chunks of KEY_CHUNK
 positions that start at multiples of KEY_CHUNK. A tile walks its chunks with a running softmax
 (Milakov and Gimelshein, 2018), so every product has one fixed shape. A masked key contributes an
 exact zero and a wholly masked chunk changes nothing, which is why a query's bits depend neither
@@ -17,10 +17,17 @@ from torch import Tensor
 
 from engine.kv_store import KVStore
 
-QUERY_TILE = 8
 KEY_CHUNK = 32
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """queries: positions of one request per tile. group: query heads per K/V head."""
+
+    queries: int
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +36,15 @@ class Chunk:
 
     tiles: int
     cells: Tensor  # [tiles * KEY_CHUNK]
-    masked: Tensor  # [tiles, QUERY_TILE * group, KEY_CHUNK], True where a key lies after the query
+    masked: Tensor  # [tiles, tiling.queries * tiling.group, KEY_CHUNK], True where a key lies after the query
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
     """Where every query and key of one forward lies; shared by all layers."""
 
-    gather: Tensor  # [tiles * QUERY_TILE] row of the batch that each query place reads
+    tiling: Tiling
+    gather: Tensor  # [tiles * tiling.queries] row of the batch that each query place reads
     scatter: Tensor  # [padded positions] query place of each batch row
     chunks: tuple[Chunk, ...]
 
@@ -46,23 +54,23 @@ def plan_walk(
     starts: Ints,
     stops: Ints,
     block_size: int,
-    group: int,
+    tiling: Tiling,
     padded: int,
     device: torch.device,
 ) -> Walk:
     """Lay out one forward. tables: [rows, blocks]; starts, stops: [rows], the positions of each row.
 
-    group: query heads per K/V head. padded: rows of the batch after padding.
+    padded: rows of the batch after padding.
     """
-    lengths = stops - starts
-    per_row = -(-lengths // QUERY_TILE)
+    lengths, queries = stops - starts, tiling.queries
+    per_row = -(-lengths // queries)
     row = np.repeat(np.arange(len(starts)), per_row)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
-    chunk_count = (np.minimum(starts[row] + (nth + 1) * QUERY_TILE, stops[row]) - 1) // KEY_CHUNK + 1
+    chunk_count = (np.minimum(starts[row] + (nth + 1) * queries, stops[row]) - 1) // KEY_CHUNK + 1
     order = np.argsort(-chunk_count, kind="stable")  # longest first: each chunk's tiles are a prefix
     row, nth, chunk_count = row[order], nth[order], chunk_count[order]
 
-    offset = nth[:, None] * QUERY_TILE + np.arange(QUERY_TILE)  # [tiles, QUERY_TILE] into the row
+    offset = nth[:, None] * queries + np.arange(queries)  # [tiles, queries] into the row
     real = offset < lengths[row][:, None]
     batch_row = np.where(real, (np.cumsum(lengths) - lengths)[row][:, None] + offset, 0)
     query_at = np.where(real, starts[row][:, None] + offset, 0)
@@ -75,16 +83,17 @@ def plan_walk(
         key_at = c * KEY_CHUNK + np.arange(KEY_CHUNK)
         blocks = tables[row[:tiles]][:, np.minimum(key_at // block_size, tables.shape[1] - 1)]
         cells = blocks * block_size + key_at % block_size
-        masked = (key_at > query_at[:tiles, :, None]).repeat(group, axis=1)
+        masked = (key_at > query_at[:tiles, :, None]).repeat(tiling.group, axis=1)
         chunks.append(Chunk(tiles, _to(cells.reshape(-1), device), _to(masked, device)))
-    return Walk(_to(batch_row.reshape(-1), device), _to(scatter, device), tuple(chunks))
+    return Walk(tiling, _to(batch_row.reshape(-1), device), _to(scatter, device), tuple(chunks))
 
 
 def paged_attention(queries: Tensor, store: KVStore, layer: int, walk: Walk) -> Tensor:
     """queries: [padded, heads, head_dim], already scaled. Returns [padded, heads * head_dim]."""
     keys, values = store.keys[layer], store.values[layer]
     kv_heads, head_dim = keys.shape[0], keys.shape[2]
-    q = queries[walk.gather].float().view(-1, QUERY_TILE, kv_heads, queries.shape[1] // kv_heads, head_dim)
+    shape = (-1, walk.tiling.queries, kv_heads, walk.tiling.group, head_dim)
+    q = queries[walk.gather].float().view(shape)
     tiles = q.shape[0]
     q = q.permute(2, 0, 1, 3, 4).reshape(kv_heads, tiles, -1, head_dim)  # [kv_heads, tiles, queries, head_dim]
 
@@ -102,8 +111,8 @@ def paged_attention(queries: Tensor, store: KVStore, layer: int, walk: Walk) -> 
         total[:, :n] = total[:, :n] * carry + weights.sum(dim=-1, keepdim=True)
         out[:, :n] = out[:, :n] * carry + torch.matmul(weights, v)
         top[:, :n] = new_top
-    out = (out / total).view(kv_heads, tiles, QUERY_TILE, -1, head_dim)
-    places = out.permute(1, 2, 0, 3, 4).reshape(tiles * QUERY_TILE, -1)
+    out = (out / total).view(kv_heads, tiles, walk.tiling.queries, -1, head_dim)
+    places = out.permute(1, 2, 0, 3, 4).reshape(len(walk.gather), -1)
     return places[walk.scatter].to(queries.dtype)
 
 

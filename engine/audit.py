@@ -4,40 +4,42 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from engine.errors import AuditError
+from engine.plan import RunnerState
 from engine.request import Request, Status
-from engine.runner import TorchRunner
 from engine.scheduler import Scheduler
 
 
-def audit(scheduler: Scheduler, runner: object) -> None:
-    """Check the state between two iterations. Raises AuditError that names the first breach."""
-    running = scheduler.running
-    _check_owned_once("block", scheduler.blocks.size, scheduler.blocks.free, ((r, r.blocks) for r in running))
-    _check_owned_once(
-        "slot",
-        scheduler.slots.size,
-        scheduler.slots.free,
-        ((r, [] if r.slot is None else [r.slot]) for r in running),
-    )
-    _check_waiting(scheduler)
-    for request in running:
-        _check_running(scheduler, request)
-    for request in scheduler.requests.values():
-        queued = request in (scheduler.waiting if request.status is Status.WAITING else running)
+def audit(scheduler: Scheduler, runner: RunnerState | None = None) -> None:
+    """Check the state between two iterations. Raises AuditError that names the first breach.
+
+    runner: its block tables and K/V writes, if it keeps any.
+    """
+    running, requests = scheduler.running, scheduler.requests.values()
+    blocks = ((r, r.blocks) for r in running)
+    _check_owned_once("block", scheduler.blocks.size, scheduler.blocks.free, blocks)
+    slots = ((r, [] if r.slot is None else [r.slot]) for r in running)
+    _check_owned_once("slot", scheduler.slots.size, scheduler.slots.free, slots)
+    _check_queues(scheduler)
+    for request in requests:
         if len(request.tokens) <= request.frontier:  # the newest token is never computed while it is the newest
             raise AuditError(
                 f"request {request.request_id!r} lost text: {len(request.tokens)} tokens, "
                 f"but {request.frontier} positions of it were once computed"
             )
-        if not queued and request.status is not Status.FINISHED:
-            raise AuditError(f"request {request.request_id!r} is {request.status.value} but in no queue")
-    if isinstance(runner, TorchRunner):
+        if request.status is Status.RUNNING:
+            _check_running(scheduler, request)
+        elif request.blocks or request.slot is not None or request.num_computed:
+            raise AuditError(
+                f"{request.status.value} request {request.request_id!r} holds blocks {request.blocks}, slot "
+                f"{request.slot}, {request.num_computed} computed positions; it must hold nothing"
+            )
+    if runner is not None:
         for request in running:  # every table before any write: the table is the cause
-            _check_tables(runner, request)
-        for request in running:
-            _check_writes(runner, request)
+            _check_table(runner, request)
+        _check_writes(scheduler, runner)
 
 
 def _check_owned_once(kind: str, size: int, free: Sequence[int], owned: Iterable[tuple[Request, list[int]]]) -> None:
@@ -58,21 +60,26 @@ def _check_owned_once(kind: str, size: int, free: Sequence[int], owned: Iterable
         raise AuditError(f"{kind} {min(strangers)} is not one of the pool's {size}")
 
 
-def _check_waiting(scheduler: Scheduler) -> None:
-    previous = -1
-    for request in scheduler.waiting:
-        if request.blocks or request.slot is not None or request.num_computed:
+def _check_queues(scheduler: Scheduler) -> None:
+    """Each live request is in the queue of its status, once, and both queues are in arrival order."""
+    for status, queue in ((Status.RUNNING, scheduler.running), (Status.WAITING, scheduler.waiting)):
+        belong = {r.request_id for r in scheduler.requests.values() if r.status is status}
+        queued = Counter(r.request_id for r in queue)
+        if misplaced := sorted(belong ^ queued.keys()):
+            where = "in no queue" if misplaced[0] in belong else f"in the {status.value} queue"
+            known = scheduler.requests.get(misplaced[0])
+            state = known.status.value if known else "unknown"
+            raise AuditError(f"request {misplaced[0]!r} is {state} but {where}")
+        if twice := [name for name, times in queued.items() if times > 1]:
+            raise AuditError(f"request {twice[0]!r} is {queued[twice[0]]} times in the {status.value} queue")
+    if scheduler.config.victim != "youngest":
+        return
+    for before, after in pairwise([*scheduler.running, *scheduler.waiting]):
+        if before.arrival > after.arrival:
             raise AuditError(
-                f"waiting request {request.request_id!r} holds blocks {request.blocks}, slot {request.slot}, "
-                f"{request.num_computed} computed positions; it must hold nothing"
+                f"{before.status.value} {before.request_id!r} is ahead of {after.status.value} "
+                f"{after.request_id!r}, which arrived before it"
             )
-        if request.arrival < previous:
-            raise AuditError(f"the waiting queue is out of arrival order at {request.request_id!r}")
-        previous = request.arrival
-    if scheduler.running and scheduler.waiting and scheduler.config.victim == "youngest":
-        last, first = scheduler.running[-1], scheduler.waiting[0]
-        if last.arrival > first.arrival:
-            raise AuditError(f"{last.request_id!r} runs ahead of {first.request_id!r}, which arrived before it")
 
 
 def _check_running(scheduler: Scheduler, request: Request) -> None:
@@ -96,29 +103,33 @@ def _check_running(scheduler: Scheduler, request: Request) -> None:
         )
 
 
-def _check_tables(runner: TorchRunner, request: Request) -> None:
+def _check_table(runner: RunnerState, request: Request) -> None:
     assert request.slot is not None
-    table = runner.tables[request.slot, : len(request.blocks)].tolist()
+    table = list(runner.tables[request.slot][: len(request.blocks)])
     if table != request.blocks:
         raise AuditError(
-            f"the block table of slot {request.slot} is stale: {table}, "
+            f"the block table of slot {request.slot} is stale: {[int(block) for block in table]}, "
             f"but {request.request_id!r} owns {request.blocks}"
         )
 
 
-def _check_writes(runner: TorchRunner, request: Request) -> None:
-    """K/V of each position was written by this request, and nothing past its text was."""
-    if runner.written is None:
+def _check_writes(scheduler: Scheduler, runner: RunnerState) -> None:
+    """The last forward wrote into its owners' cells; each computed position is written, nothing past the text is."""
+    size = scheduler.config.block_size
+    running = {request.request_id: request for request in scheduler.running}
+    for cell, (name, position) in runner.latest.items():
+        if name in running and cell != running[name].blocks[position // size] * size + position % size:
+            raise AuditError(f"K/V of {name!r} at position {position} was written to cell {cell}, not its own")
+    if not runner.tracks_writes:
         return
-    for position in range(request.capacity):
-        cell = request.blocks[position // runner.block_size] * runner.block_size + position % runner.block_size
-        writer = runner.written.get(cell)
-        if position < request.num_computed and writer != (request.request_id, position):
-            raise AuditError(
-                f"K/V of {request.request_id!r} at position {position} (cell {cell}) was last written by {writer}"
-            )
-        if position >= request.num_computed and writer == (request.request_id, position):
-            raise AuditError(
-                f"K/V of {request.request_id!r} was written at position {position}, "
-                f"beyond its {request.num_computed} computed positions"
-            )
+    for name, request in running.items():
+        for position in range(request.capacity):
+            cell = request.blocks[position // size] * size + position % size
+            writer = runner.written.get(cell)
+            if position < request.num_computed and writer != (name, position):
+                raise AuditError(f"K/V of {name!r} at position {position} (cell {cell}) was last written by {writer}")
+            if position >= request.num_computed and writer is not None:
+                raise AuditError(
+                    f"cell {cell} of {name!r}, beyond its {request.num_computed} computed positions, "
+                    f"was written by {writer}"
+                )

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from engine.errors import ConfigError
 
-DTYPES = ("float32", "bfloat16")
-
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:

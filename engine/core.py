@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.audit import audit
 from engine.config import SchedulerConfig
-from engine.errors import NoProgress
+from engine.errors import EngineError, NoProgress
 from engine.plan import Admission, Eviction
 from engine.runner import Runner
 from engine.scheduler import Scheduler
@@ -54,6 +54,7 @@ class Engine:
         self.prefill_rows = self.forward_tokens = self.padded_tokens = 0
         self.recomputed_tokens = self.rebuilt_tokens = 0
         self._gaps: dict[str, list[float]] = {}
+        self._failed = False
 
     @property
     def recompute_fraction(self) -> float:
@@ -80,7 +81,21 @@ class Engine:
         return Output(self.scheduler.take(request_id), self._gaps.pop(request_id))
 
     def step(self) -> Step:
-        """Run one iteration. Raises NoProgress if work is left and nothing could run."""
+        """Run one iteration. Raises NoProgress if work is left and nothing could run.
+
+        After any error the engine is spent: the iteration is half done, and every later step raises.
+        """
+        if self._failed:
+            raise EngineError("an earlier iteration failed; build a new engine")
+        self._failed = True
+        step = self._iterate()
+        if self.with_audit:
+            audit(self.scheduler, self.runner.state())
+        self._failed = False
+        return step
+
+    def _iterate(self) -> Step:
+        """Decide, execute, apply."""
         plan = self.scheduler.schedule()
         if not plan.slots:
             raise NoProgress(
@@ -107,8 +122,6 @@ class Engine:
             free_blocks=len(self.scheduler.blocks),
         )
         self._count(step)
-        if self.with_audit:
-            audit(self.scheduler, self.runner)
         return step
 
     def _count(self, step: Step) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention import Walk, paged_attention
+from engine.attention import Tiling, Walk, paged_attention
 from engine.config import ModelConfig
 from engine.kv_store import KVStore
-from engine.numerics import linear, rms_norm, silu
+from engine.numerics import Tiles, linear, rms_norm, silu
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +59,39 @@ class Batch:
 
 
 class Model:
-    """Weights and the forward. Stateless: K/V lives in the store that is passed in."""
+    """Weights and the forward. Stateless: K/V lives in the store that is passed in.
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+    tiles: shapes in which products are issued; those of `selftest.choose_tiles` keep a row's bits.
+    """
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights, tiles: Tiles = Tiles()) -> None:  # noqa: B008
         self.config = config
         self.weights = weights
+        self.tiles = tiles
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.rope_cos, self.rope_sin = _rope_tables(config, self.device)
+
+    @property
+    def query_tiling(self) -> Tiling:
+        return Tiling(self.tiles.queries, self.config.heads // self.config.kv_heads)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, store: KVStore) -> Tensor:
         """Compute `batch`, write its K/V, return float32 logits [padded rows, vocab]."""
-        cfg, weights = self.config, self.weights
+        cfg, weights, tile = self.config, self.weights, self.tiles.rows
         cos, sin = self.rope_cos[batch.positions], self.rope_sin[batch.positions]
         real = batch.cells.shape[0]
         x = weights.embedding[batch.token_ids]
         for index, layer in enumerate(weights.layers):
-            qkv = linear(rms_norm(x, layer.attention_norm, cfg.rms_eps), layer.qkv)
+            qkv = linear(rms_norm(x, layer.attention_norm, cfg.rms_eps), layer.qkv, tile)
             heads = qkv.view(x.shape[0], -1, cfg.head_dim)
             q, k, v = torch.split(heads, [cfg.heads, cfg.kv_heads, cfg.kv_heads], dim=1)
             store.write(index, batch.cells, _rotate(k, cos, sin)[:real], v[:real])
             q = _rotate(q, cos, sin) * cfg.head_dim**-0.5
-            x = x + linear(paged_attention(q, store, index, batch.walk), layer.output)
-            gate, up = linear(rms_norm(x, layer.mlp_norm, cfg.rms_eps), layer.gate_up).chunk(2, dim=-1)
-            x = x + linear(silu(gate) * up, layer.down)
-        return linear(rms_norm(x[batch.last], weights.norm, cfg.rms_eps), weights.lm_head).float()
+            x = x + linear(paged_attention(q, store, index, batch.walk), layer.output, tile)
+            gate, up = linear(rms_norm(x, layer.mlp_norm, cfg.rms_eps), layer.gate_up, tile).chunk(2, dim=-1)
+            x = x + linear(silu(gate) * up, layer.down, tile)
+        return linear(rms_norm(x[batch.last], weights.norm, cfg.rms_eps), weights.lm_head, tile).float()
 
 
 def _rope_tables(config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:

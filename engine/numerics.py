@@ -2,30 +2,42 @@
 
 BLAS libraries choose a kernel by the shape of the whole call, so a row's bits may change with
 the number of rows. Here every matrix product is issued in one fixed shape: rows go through in
-tiles of exactly ROW_TILE, the last one padded. Elementwise operations are limited to those that
-are correctly rounded or whose vector loop and remainder loop agree (torch's `silu`, `sigmoid`
-and `rsqrt` do not: their remainder elements are computed by other code).
+tiles, the last one padded. Within a tile a row's place may still matter, where the library cuts
+the tile into strips of unequal kernels; which tile sizes are free of that depends on the
+processor and on the number of threads, so `selftest.choose_tiles` finds one at start-up.
+
+Elementwise operations are limited to those that are correctly rounded or whose vector loop and
+remainder loop agree (torch's `silu`, `sigmoid` and `rsqrt` do not: their remainder elements are
+computed by other code).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROW_TILE = 32  # rows per matrix product; GEMM throughput is flat from here up
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """rows: batch rows per matrix product. queries: positions of one request per attention product."""
+
+    rows: int = 32
+    queries: int = 8
 
 
-def padded_rows(rows: int) -> int:
+def padded_rows(rows: int, tile: int) -> int:
     """`rows` rounded up to a whole number of tiles."""
-    return -(-rows // ROW_TILE) * ROW_TILE
+    return -(-rows // tile) * tile
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T in tiles. x: [rows, in], rows a multiple of ROW_TILE; weight: [out, in]."""
-    if x.shape[0] == ROW_TILE:
+def linear(x: Tensor, weight: Tensor, tile: int) -> Tensor:
+    """x @ weight.T in tiles of that many rows. x: [rows, in], rows a multiple of tile; weight: [out, in]."""
+    if x.shape[0] == tile:
         return F.linear(x, weight)
-    return torch.cat([F.linear(tile, weight) for tile in torch.split(x, ROW_TILE)])
+    return torch.cat([F.linear(rows, weight) for rows in torch.split(x, tile)])
 
 
 def silu(x: Tensor) -> Tensor:

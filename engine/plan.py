@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,3 +55,18 @@ class Plan:
     def positions(self) -> int:
         """Positions that the forward computes, padding left out."""
         return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerState:
+    """What a runner keeps between iterations, for the audit.
+
+    tables: block ids per slot. written: cell -> (request id, position) last written there since
+    its block got its owner. latest: the same of the last forward alone. Both are empty if the
+    runner was not asked to track writes.
+    """
+
+    tables: Sequence[Sequence[int]]
+    written: Mapping[int, tuple[str, int]]
+    latest: Mapping[int, tuple[str, int]]
+    tracks_writes: bool

@@ -16,7 +16,7 @@ from engine.errors import RequestRefused
 from engine.kv_store import KVStore
 from engine.model import Batch, Model
 from engine.numerics import padded_rows
-from engine.plan import Plan, TableUpdate
+from engine.plan import Plan, RunnerState, TableUpdate
 from engine.sampler import greedy
 
 
@@ -38,6 +38,10 @@ class Runner(Protocol):
         """Compute the plan's positions and sample one token per row."""
         ...
 
+    def state(self) -> RunnerState | None:
+        """What the audit may look at."""
+        ...
+
 
 class TorchRunner:
     """The real forward. Keeps one block table per slot, brought up to date by each plan.
@@ -52,7 +56,9 @@ class TorchRunner:
         self.store = KVStore(model.config, config.pool_blocks, config.block_size, model.dtype, model.device)
         longest = min(config.pool_blocks, config.blocks_for(model.config.max_positions))
         self.tables = np.zeros((config.slots, longest), dtype=np.int64)
-        self.written: dict[int, tuple[str, int]] | None = {} if track_writes else None
+        self.track_writes = track_writes
+        self._written: dict[int, tuple[str, int]] = {}
+        self._latest: dict[int, tuple[str, int]] = {}
 
     def check(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
         model = self.model.config
@@ -61,51 +67,63 @@ class TorchRunner:
             raise RequestRefused(
                 f"request {request_id!r}: token id {stranger} is outside the model's vocabulary of {model.vocab_size}"
             )
-        if len(prompt) + output_tokens > model.max_positions:
+        if len(prompt) + output_tokens - 1 > model.max_positions:  # the last token is never fed
             raise RequestRefused(
-                f"request {request_id!r}: {len(prompt)} prompt + {output_tokens} output tokens, "
-                f"the model holds {model.max_positions}"
+                f"request {request_id!r}: {len(prompt)} prompt + {output_tokens} output tokens feed "
+                f"{len(prompt) + output_tokens - 1} positions, the model has {model.max_positions}"
             )
 
     def execute(self, plan: Plan) -> RunOutput:
         token_ids, gaps = greedy(self.logits(plan))
-        return RunOutput(token_ids, gaps, padded_rows(plan.positions) - plan.positions)
+        return RunOutput(token_ids, gaps, self._padded(plan.positions) - plan.positions)
 
     def logits(self, plan: Plan) -> Tensor:
         """Run the plan's forward. Returns float32 [rows, vocab], each row's logits at its last position."""
         for update in plan.table_updates:
             self._update_table(update)
-        return self.model.forward(self._batch(plan), self.store)[: len(plan.slots)]
+        batch = self._batch(plan)
+        logits = self.model.forward(batch, self.store)[: len(plan.slots)]
+        if self.track_writes:
+            self._note_writes(plan, batch)
+        return logits
+
+    def state(self) -> RunnerState:
+        return RunnerState(self.tables.tolist(), self._written, self._latest, self.track_writes)
+
+    def _padded(self, rows: int) -> int:
+        return padded_rows(rows, self.model.tiles.rows)
 
     def _update_table(self, update: TableUpdate) -> None:
         self.tables[update.slot, update.first : update.first + len(update.blocks)] = update.blocks
-        if self.written is not None:
-            for block in update.blocks:  # a new owner: what the old one wrote there is void
+
+    def _note_writes(self, plan: Plan, batch: Batch) -> None:
+        for update in plan.table_updates:  # a new owner: what the old one wrote there is void
+            for block in update.blocks:
                 for cell in range(block * self.block_size, (block + 1) * self.block_size):
-                    self.written.pop(cell, None)
+                    self._written.pop(cell, None)
+        rows = zip(plan.request_ids, plan.starts, plan.stops, strict=True)
+        writers = [(name, position) for name, start, stop in rows for position in range(start, stop)]
+        self._latest = dict(zip(batch.cells.tolist(), writers, strict=True))
+        self._written.update(self._latest)
 
     def _batch(self, plan: Plan) -> Batch:
         starts, stops = np.asarray(plan.starts, dtype=np.int64), np.asarray(plan.stops, dtype=np.int64)
         lengths = stops - starts
         ends = np.cumsum(lengths)
-        padded = padded_rows(plan.positions)
+        padded = self._padded(plan.positions)
         token_ids, positions = np.zeros(padded, dtype=np.int64), np.zeros(padded, dtype=np.int64)
         token_ids[: plan.positions] = plan.token_ids
         at = np.arange(plan.positions) + np.repeat(starts - (ends - lengths), lengths)
         positions[: plan.positions] = at
-        last = np.zeros(padded_rows(len(lengths)), dtype=np.int64)
+        last = np.zeros(self._padded(len(lengths)), dtype=np.int64)
         last[: len(lengths)] = ends - 1
 
         width = int(stops.max() - 1) // self.block_size + 1
         tables = self.tables[np.asarray(plan.slots), :width]
         blocks = tables[np.repeat(np.arange(len(lengths)), lengths), at // self.block_size]
         cells = blocks * self.block_size + at % self.block_size
-        if self.written is not None:
-            owners = np.repeat(np.asarray(plan.request_ids, dtype=object), lengths)
-            self.written.update(zip(cells.tolist(), zip(owners, at.tolist(), strict=True), strict=True))
-
-        model, device = self.model.config, self.model.device
-        walk = plan_walk(tables, starts, stops, self.block_size, model.heads // model.kv_heads, padded, device)
+        device = self.model.device
+        walk = plan_walk(tables, starts, stops, self.block_size, self.model.query_tiling, padded, device)
 
         def tensor(array: Ints) -> Tensor:
             return torch.from_numpy(array).to(device)

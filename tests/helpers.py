@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
@@ -13,18 +14,22 @@ from engine.model import Model
 from engine.plan import Plan
 from engine.runner import RunOutput, TorchRunner
 from engine.scheduler import Scheduler
+from engine.selftest import choose_tiles
 from engine.weights import tiny_model
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
-_MODELS: dict[torch.dtype, Model] = {}
+
+
+@cache
+def _tiny(dtype: torch.dtype, threads: int) -> Model:
+    model = tiny_model(0, dtype, CPU)
+    return Model(model.config, model.weights, choose_tiles(model))
 
 
 def tiny(dtype: torch.dtype = torch.float32) -> Model:
-    """The embedded model, built once per dtype; nothing in a model ever changes."""
-    if dtype not in _MODELS:
-        _MODELS[dtype] = tiny_model(0, dtype, CPU)
-    return _MODELS[dtype]
+    """The embedded model in tiles that hold on this machine at the current thread count."""
+    return _tiny(dtype, torch.get_num_threads())
 
 
 def prompt(number: int, tokens: int) -> list[int]:
@@ -40,6 +45,9 @@ class NoRunner:
 
     def execute(self, plan: Plan) -> RunOutput:
         return RunOutput([0] * len(plan.slots), [1.0] * len(plan.slots), 0)
+
+    def state(self) -> None:
+        return None
 
 
 class LogitsRunner(TorchRunner):

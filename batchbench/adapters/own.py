@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 
 import torch
 
@@ -17,24 +18,29 @@ from engine.config import SchedulerConfig
 from engine.core import Engine
 from engine.model import Model
 from engine.runner import TorchRunner
-from engine.selftest import self_test
+from engine.selftest import choose_tiles
 from engine.weights import tiny_model
 
 _MODELS = {"tiny": tiny_model}
+_REPORTS = tuple(field.name for field in fields(IterationOutcome))
 
 
 class OwnEngineFactory:
-    """Loads the model once, proves the machine's numerics once, then builds an engine per pool."""
+    """Loads the model once, proves the machine's numerics once, then builds an engine per pool.
+
+    Sets torch's thread count for the whole process: bits are kept for one count, not across counts.
+    """
 
     def __init__(self, settings: EngineSettings, *, audit: bool = False) -> None:
         if settings.model not in _MODELS:
             raise UsageError(f"unknown model {settings.model!r}; known: {', '.join(_MODELS)}")
         self.settings, self.audit = settings, audit
-        self.model = _MODELS[settings.model](
-            settings.seed, getattr(torch, settings.dtype), _resolve_device(settings.device)
-        )
+        device = _resolve_device(settings.device)
+        # Small products gain nothing from threads and lose much when another process runs beside them.
+        torch.set_num_threads(settings.threads)
+        model = _MODELS[settings.model](settings.seed, getattr(torch, settings.dtype), device)
         with _translated():
-            self_test(self.model)
+            self.model = Model(model.config, model.weights, choose_tiles(model))
 
     def __call__(self, pool_blocks: int) -> OwnEngine:
         return OwnEngine(self.settings, self.model, pool_blocks, audit=self.audit)
@@ -68,9 +74,12 @@ class OwnEngine:
             pool_blocks=config.pool_blocks,
             kv_bytes_per_token=_kv_bytes_per_token(model),
             weight_bytes=model.weights.nbytes,
+            iteration_weight_bytes=sum(matrix.nbytes for _, matrix in model.weights.matrices()),
             watermark_blocks=config.watermark_blocks,
             victim=config.victim,
-            numerics="exact",
+            numerics=f"exact (tiles of {model.tiles.rows} rows, {model.tiles.queries} queries)",
+            threads=torch.get_num_threads(),
+            reports=_REPORTS,
             versions={"torch": torch.__version__, "python": platform.python_version()},
         )
 

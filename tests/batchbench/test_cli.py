@@ -42,13 +42,13 @@ def everything_under(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def assert_refused(done, here, message, code=2):
-    assert done.exit_code == code, done.output
+def assert_refused(done, here, message):
+    assert done.exit_code == 2, done.output
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("error: ")
     assert message in line
     assert done.stdout == ""
-    assert set(everything_under(here)) <= {"x.toml", "file"}
+    assert {path.name for path in here.iterdir()} <= {"x.toml", "file"}, "something was left behind"
 
 
 def test_sweep_writes_tables_and_figures_and_says_where(here):
@@ -87,13 +87,16 @@ def test_json_is_complete_and_has_nulls_not_nans(here):
 def test_markdown(here):
     done = invoke("sweep", str(DAY34), "--format", "markdown", "--no-progress")
     lines = done.stdout.splitlines()
-    assert lines[0] == "| pool | occupancy | evictions per request | recompute share | victim latency | text |"
-    assert lines[6] == "| 12 blocks | 0.375 | 1.17 | 39.9% | 1.90x | identical |"
+    assert (
+        lines[0]
+        == "| pool | occupancy | evictions per request | recompute share | victim latency | paired latency | text |"
+    )
+    assert lines[6] == "| 12 blocks | 0.375 | 1.17 | 39.9% | 1.90x | 1.90x | identical |"
 
 
 def test_one_pool_claims_no_comparison(here):
     done = invoke("sweep", scenario(here, ("pools = [48, 32, 24, 16, 12, 8]", "pools = [12]")), "--out", "o")
-    assert "one pool: not compared" in " ".join(done.stdout.split())
+    assert "not compared" in done.stdout
     assert "identical" not in done.stdout
 
 
@@ -194,6 +197,64 @@ def test_unwritable_figure_folder_is_found_before_the_sweep(here):
     assert_refused(done, here, "output folder file/p: Not a directory")
 
 
+@pytest.mark.parametrize("made", ["folder", "link", "file"])
+def test_what_batchbench_did_not_make_is_never_deleted(here, made):
+    (here / "o").mkdir()
+    mine = here / "o/batchbench-parts"
+    if made == "folder":
+        mine.mkdir()
+        (mine / "thesis.txt").write_text("years of work")
+    elif made == "link":
+        (here / "elsewhere").mkdir()
+        mine.symlink_to(here / "elsewhere")
+    else:
+        mine.write_text("years of work")
+    done = invoke("sweep", str(DAY34), "--out", "o", "--no-progress")
+    assert (done.exit_code, done.stderr) == (2, "error: o/batchbench-parts was not made by batchbench; move it away\n")
+    assert mine.exists() and (made != "folder" or (mine / "thesis.txt").exists())
+
+
+def test_a_folder_where_a_table_should_go(here):
+    (here / "o/pools.parquet").mkdir(parents=True)
+    done = invoke("sweep", str(DAY34), "--out", "o", "--no-progress")
+    assert (done.exit_code, done.stderr) == (2, "error: output folder o: pools.parquet is a folder there\n")
+
+
+def test_figures_never_narrow_with_the_terminal(here, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    done = invoke("sweep", str(DAY34), "--no-progress")
+    row = next(line for line in done.stdout.splitlines() if "12 blocks" in line)
+    assert row.split() == ["12", "blocks", "0.375", "1.17", "39.9%", "1.90x", "1.90x", "identical"]
+
+
+@pytest.mark.parametrize("command", [("schema",), ("validate", str(DAY34))])
+def test_output_that_cannot_be_written(here, command):
+    environment = os.environ | {"PYTHONPATH": str(DAY34.parents[1])}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "batchbench", *command],
+            stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "error: output: No space left on device\n")
+
+
+def test_a_reader_that_leaves_early_is_no_error_message(here):
+    command = f"{sys.executable} -m batchbench schema | head -1"
+    environment = os.environ | {"PYTHONPATH": str(DAY34.parents[1])}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_a_repository_of_a_scenario_is_never_asked(here):
+    """Its configuration could name a command for git to run."""
+    subprocess.run(["git", "init", "-q"], check=True)
+    subprocess.run(["git", "config", "core.fsmonitor", f"touch {here}/pwned; false"], check=True)
+    assert invoke("sweep", scenario(here), "--no-progress").exit_code == 0
+    assert not (here / "pwned").exists()
+    run = json.loads((here / "results/day34/run.json").read_text())
+    assert run["git"] is None or len(run["git"]["commit"]) == 40
+
+
 def test_unknown_engine(here):
     assert_refused(invoke("sweep", str(DAY34), "--engine", "warp"), here, "unknown engine 'warp'; known: own")
 
@@ -204,9 +265,15 @@ def test_unknown_device(here, device, message):
     assert_refused(invoke("sweep", path), here, message)
 
 
-def test_unknown_model(here):
+@pytest.mark.parametrize("command", ["sweep", "validate"])
+def test_unknown_model(here, command):
     path = scenario(here, ('model = "tiny"', 'model = "huge"'))
-    assert_refused(invoke("sweep", path), here, "unknown model 'huge'; known: tiny")
+    assert_refused(invoke(command, path), here, "unknown model 'huge'; known: tiny")
+
+
+def test_validate_finds_the_pool_that_is_too_small(here):
+    path = scenario(here, ("16, 12, 8]", "16, 12, 6]"))
+    assert_refused(invoke("validate", path), here, "the smallest pool that holds it is 7 blocks")
 
 
 def test_plot_of_what_is_not_a_result(here):
@@ -255,7 +322,10 @@ def plant(monkeypatch):
 def test_different_texts_exit_with_4_and_leave_no_timings(here, monkeypatch):
     plant(monkeypatch)
     done = invoke("sweep", str(DAY34), "--out", "o", "--no-progress")
-    assert_refused(done, here, "texts differ, so there are no timings: request 'r4', generated token", code=4)
+    assert done.exit_code == 4
+    assert done.stderr.startswith("error: texts differ, so there are no timings: request 'r4', generated token")
+    assert done.stderr.count("\n") == 1 and done.stdout == ""
+    assert everything_under(here) == []
 
 
 def test_different_texts_leave_an_earlier_result_as_it_was(here, monkeypatch):
@@ -298,7 +368,7 @@ def test_an_interrupted_sweep_keeps_the_pools_that_were_done(here, monkeypatch):
     monkeypatch.setattr(Scheduler, "schedule", interrupt)
     done = invoke("sweep", str(DAY34), "--out", "o", "--no-progress")
     assert done.exit_code == 130
-    assert "o/parts/pool-48/requests.parquet" in everything_under(here)
+    assert "o/batchbench-parts/pool-48/requests.parquet" in everything_under(here)
 
 
 def test_it_runs_as_a_module_in_a_process_of_its_own(here):

@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from batchbench import errors
 from batchbench.present import sweep_sheet
 from batchbench.results import load_result
 from batchbench.schema import TABLES
@@ -68,7 +70,7 @@ def test_python_in_the_readme_runs(code):
 
 def test_the_readme_shows_the_table_of_the_committed_result():
     shown = re.search(r"<!-- table: results/day34 -->\n(.*?)\n<!-- end -->", Path("README.md").read_text(), re.DOTALL)
-    pools = load_result("results/day34").tables["pools"].to_dict("records")
+    pools = load_result("results/day34").rows("pools")
     assert shown[1] == sweep_sheet(pools).markdown()
 
 
@@ -76,6 +78,27 @@ def test_the_readme_shows_the_table_of_the_committed_result():
 def test_links_and_pictures_exist(page):
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_results_open_without_torch():
+    code = """
+import sys
+sys.modules["torch"] = None  # importing it now raises
+from pathlib import Path
+from batchbench.plots import draw_all
+from batchbench.results import load_result
+draw_all(load_result("results/day34"), Path(sys.argv[1]))
+"""
+    with TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-c", code, folder], check=True, capture_output=True)
+
+
+def test_every_exit_code_of_an_error_is_in_the_table():
+    page = Path("docs/cli.md").read_text()
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.BatchbenchError)]
+    assert {c.exit_code for c in classes} == {1, 2, 4}
+    for code in (0, 1, 2, 3, 4, 5, 130):
+        assert re.search(rf"^\| {code} \|", page, re.MULTILINE)
 
 
 def test_make_targets_that_the_docs_name_exist():
@@ -89,8 +112,10 @@ def test_make_targets_that_the_docs_name_exist():
 def again(tmp_path_factory):
     """The committed scenario, run today."""
     folder = tmp_path_factory.mktemp("again")
-    assert invoke("sweep", "scenarios/day34.toml", "--out", str(folder)).exit_code == 0
-    return load_result(folder)
+    on_cpu = Path("scenarios/day34.toml").read_text().replace("[engine]", '[engine]\ndevice = "cpu"')
+    (folder / "day34.toml").write_text(on_cpu)
+    assert invoke("sweep", str(folder / "day34.toml"), "--out", str(folder / "out")).exit_code == 0
+    return load_result(folder / "out")
 
 
 def test_the_committed_counts_are_what_the_engine_counts_today(again):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from batchbench import Text, engine_factory, load_scenario
 from batchbench.adapters.fake import FakeClock, ScriptedEngine
 from batchbench.driver import run_workload
-from batchbench.errors import EngineFailed
+from batchbench.errors import EngineFailed, OutcomeRefused
+from batchbench.timing import SequenceCheck
 from tests.batchbench.scripted import it, play, request
 
 
@@ -53,6 +56,23 @@ def test_the_iteration_clock_jumps_over_a_gap_without_work():
     assert [r.iteration for r in timing.iterations] == [0, 1, 2, 50, 51, 52]
     assert timing.latencies == {"a": 3, "b": 3}
     assert timing.occupancy == 6 / (6 * 6)
+
+
+def test_an_engine_that_does_nothing_forever_is_stopped():
+    with pytest.raises(EngineFailed, match="1000 iterations in a row did nothing"):
+        play([request("a")], [it(1, collected=0), *[it(0)] * 5000])
+
+
+def test_a_counter_that_was_promised_must_come(monkeypatch):
+    honest = ScriptedEngine.describe
+    monkeypatch.setattr(ScriptedEngine, "describe", lambda self: replace(honest(self), reports=("rebuilt_tokens",)))
+    with pytest.raises(OutcomeRefused, match="iteration 0: the engine says that it reports rebuilt_tokens"):
+        play([request("a")], [it(1, finished=("a",))])
+
+
+def test_the_iteration_of_a_refusal_is_the_clocks():
+    with pytest.raises(OutcomeRefused, match="iteration 50: 'x' was never submitted"):
+        SequenceCheck([request("a")]).add(50, it(1, finished=("x",)))
 
 
 def test_an_engine_that_stops_early_is_an_error():

@@ -18,8 +18,7 @@ from tests.batchbench.test_tables import timings, write  # noqa: F401  # the fix
 
 @pytest.fixture
 def result(tmp_path, timings):  # noqa: F811
-    run = {"scenario": {"name": "day34"}, "engine": {"slots": 6}}
-    write(tmp_path / "o", timings, run)
+    write(tmp_path / "o", timings)
     return load_result(tmp_path / "o")
 
 
@@ -87,8 +86,8 @@ def test_the_closer_look_is_at_the_pool_that_recomputes_most(result):
 
 
 def odd_result(timings):  # noqa: F811
-    tables = {name: table.to_pandas() for name, table in arrow_tables(timings, None).items()}
-    return plots.Result({"scenario": {"name": "odd"}, "engine": {"slots": 2}}, tables)
+    run = {"scenario": {"name": "odd $x_1$"}, "engine": {"slots": 2}}
+    return plots.Result(run, arrow_tables(timings, None))
 
 
 def test_an_engine_that_reports_little_still_gets_its_figures(tmp_path):

@@ -109,8 +109,10 @@ def test_every_request_is_compared():
     ("pools", "message"),
     [
         ((), "the sweep has no pools"),
-        ((8, 0), "pool of 0 blocks: must be at least 1"),
-        ((8, -4), "pool of -4 blocks: must be at least 1"),
+        ((8, 0), "pool of 0 blocks: must be an integer of at least 1"),
+        ((8, -4), "pool of -4 blocks: must be"),
+        ((8, 9.5), "pool of 9.5 blocks: must be"),
+        ((True,), "pool of True blocks: must be"),
         ((8, 16, 8), "pool of 8 blocks is listed twice"),
     ],
 )

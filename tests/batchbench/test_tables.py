@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import pyarrow.parquet as pq
 import pytest
@@ -31,13 +32,15 @@ def tables(timings):
     return {n: t.to_pylist() for n, t in arrow_tables(timings, reference_timing(timings)).items()}
 
 
+RUN = {"scenario": {"name": "day34"}, "engine": {"slots": 6}}
+
+
 def write(folder, timings, run=None):
     writer = ResultWriter(folder)
-    folder.mkdir(exist_ok=True)
     writer.open()
     for timing in timings:
         writer.save_pool(timing)
-    writer.join(timings, run or {"scenario": {"name": "x"}})
+    writer.join(timings, run or RUN)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -127,7 +130,7 @@ def test_parts_of_an_earlier_sweep_are_gone_when_one_begins(tmp_path, timings):
         writer = ResultWriter(tmp_path)
         writer.open()
         writer.save_pool(timing)
-    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["pool-32"]
+    assert [path.name for path in (tmp_path / "batchbench-parts").glob("pool-*")] == ["pool-32"]
 
 
 def test_what_an_engine_does_not_report_is_null_not_zero():
@@ -163,20 +166,21 @@ def test_each_pool_is_on_disk_as_soon_as_it_is_done_and_parts_go_when_joined(tmp
     writer = ResultWriter(tmp_path)
     writer.open()
     writer.save_pool(timings[0])
-    part = tmp_path / "parts/pool-48"
+    part = tmp_path / "batchbench-parts/pool-48"
     assert everything_under(part) == sorted(f"{name}.parquet" for name in TABLES)
     assert pq.read_table(part / "pools.parquet").num_rows == 1
-    writer.join(timings[:1], {"scenario": {"name": "x"}})
+    writer.join(timings[:1], RUN)
     assert everything_under(tmp_path) == sorted([*(f"{name}.parquet" for name in TABLES), "run.json"])
 
 
 def test_reading_back_gives_what_was_written(tmp_path, timings):
-    write(tmp_path / "o", timings, {"scenario": {"name": "day34"}})
+    write(tmp_path / "o", timings)
     result = load_result(tmp_path / "o")
     assert result.run["scenario"] == {"name": "day34"}
     assert list(result.tables["pools"]["pool_blocks"]) == [48, 32, 24, 16, 12, 8]
     assert list(result.pool("requests", 12)["latency_iterations"]) == [24, 28, 36, 44, 56, 64]
     assert math.isnan(result.pool("pools", 48)["recomputed_tokens_per_preemption"].item())
+    assert result.rows("pools")[0]["recomputed_tokens_per_preemption"] is None
 
 
 def damage_missing(folder):
@@ -191,6 +195,16 @@ def damage_version(folder):
 def damage_run_id(folder):
     run = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(run | {"run_id": "another"}))
+
+
+def damage_engine(folder):
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"engine": {"slots": "six"}}))
+
+
+def damage_empty(folder):
+    table = pq.read_table(folder / "pools.parquet")
+    pq.write_table(table.slice(0, 0), folder / "pools.parquet")
 
 
 def damage_columns(folder):
@@ -217,6 +231,8 @@ def damage_json_type(folder):
         (damage_missing, "is not a result folder: it lacks texts.parquet"),
         (damage_version, "has schema version 99, this batchbench reads 1"),
         (damage_run_id, "pools.parquet is from another run than run.json"),
+        (damage_engine, "run.json lacks the scenario's name, its engine or"),
+        (damage_empty, "pools.parquet is empty"),
         (damage_columns, "pools.parquet has other columns than schema version 1"),
         (damage_truncate, "damaged file"),
         (damage_json, "damaged file"),
@@ -232,9 +248,8 @@ def test_a_damaged_folder_is_refused(tmp_path, timings, damage, message):
 
 def test_a_folder_that_vanishes_is_one_error(tmp_path, timings):
     writer = ResultWriter(tmp_path / "o")
-    (tmp_path / "o").mkdir()
     writer.open()
-    (tmp_path / "o/parts").rmdir()
+    shutil.rmtree(tmp_path / "o/batchbench-parts")
     with pytest.raises(BatchbenchError, match="output folder .*o: .*No such file or directory"):
         writer.save_pool(timings[0])
     with pytest.raises(BatchbenchError, match="output folder .*o: .*No such file or directory"):

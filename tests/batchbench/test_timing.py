@@ -93,6 +93,20 @@ def test_unreported_recompute_is_zero_before_the_first_eviction_and_unknown_afte
     assert evicting.padded_tokens is None
 
 
+def test_an_engine_that_cannot_report_evictions_gets_no_figure_about_them():
+    timing = play([request("a", 2)], [it(1, preempted=None), it(1, preempted=None, finished=("a",))])
+    assert timing.preemptions is timing.thrashes is timing.requests_preempted is timing.recomputed_tokens is None
+    for figure in (
+        timing.preemptions_per_request,
+        timing.preemption_latency_penalty,
+        timing.preemption_latency_penalty_s,
+        timing.paired_latency_penalty(timing),
+        timing.recompute_fraction,
+    ):
+        assert math.isnan(figure)
+    assert reference_timing([timing]) is None
+
+
 def test_thrashes_are_counted_where_they_are_reported():
     ledger = (Eviction("b", thrash=True),)
     script = [it(2), it(1, preempted=("b",), evictions=ledger), it(2, finished=("a", "b"))]
@@ -117,13 +131,18 @@ def test_occupancy_leaves_out_iterations_that_forwarded_nothing():
         ({"forward_tokens": 5, "rebuilt_tokens": 6}, "6 positions rebuilt of 5 forwarded"),
         ({"recomputed_tokens": 3}, "3 positions recomputed of 2 forwarded"),  # unreported: one per row
         ({"forward_tokens": 1}, "2 rows forwarded, but only 1 positions"),
-        ({"collected_tokens": -1}, "a count is negative"),
-        ({"recomputed_tokens": -1}, "a count is negative"),
+        ({"collected_tokens": -1}, "collected_tokens is -1"),
+        ({"recomputed_tokens": -1}, "recomputed_tokens is -1"),
+        ({"free_blocks": -3}, "free_blocks is -3"),
+        ({"rebuilt_tokens": -3}, "rebuilt_tokens is -3"),
+        ({"prefill_rows": 3}, "3 rows prefilled of 2 forwarded"),
+        ({"collected_tokens": 1, "finished": ("a", "b")}, "2 requests finished on 1 tokens collected"),
+        ({"preempted": ("a", "a")}, "a request is evicted twice in one iteration"),
         (
             {"preempted": ("a", "b"), "evictions": (Eviction("b"), Eviction("a"))},
-            r"the ledger evicts \['b', 'a'\], not \('a', 'b'\)",
+            r"the ledger evicts \('b', 'a'\), not \('a', 'b'\)",
         ),
-        ({"preempted": ("a",), "evictions": ()}, r"the ledger evicts \[\], not \('a',\)"),
+        ({"preempted": ("a",), "evictions": ()}, r"the ledger evicts \(\), not \('a',\)"),
     ],
 )
 def test_an_impossible_iteration_is_refused(fields, message):
@@ -135,9 +154,10 @@ def test_an_impossible_iteration_is_refused(fields, message):
     ("script", "message"),
     [
         ([it(1, finished=("a",)), it(0, preempted=("a",))], "iteration 1: 'a' is evicted after it finished"),
-        ([it(1, finished=("a",)), it(0, finished=("a",))], "iteration 1: 'a' finishes twice"),
-        ([it(1, finished=("a", "a"))], "iteration 0: 'a' finishes twice"),
-        ([it(1, preempted=("x",)), it(0, finished=("a",))], "iteration 0: 'x' was never submitted"),
+        ([it(1, finished=("a",)), it(1, finished=("a",))], "iteration 1: 'a' finishes twice"),
+        ([it(2, finished=("a", "a"))], "iteration 0: 'a' finishes twice"),
+        ([it(1, finished=("x",))], "iteration 0: 'x' was never submitted"),
+        ([it(1, preempted=("x",)), it(1, finished=("a",))], "iteration 0: 'x' was never submitted"),
     ],
 )
 def test_an_impossible_sequence_is_refused(script, message):

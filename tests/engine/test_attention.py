@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention import KEY_CHUNK, QUERY_TILE, paged_attention, plan_walk
+from engine.attention import KEY_CHUNK, Tiling, paged_attention, plan_walk
 from engine.config import ModelConfig
 from engine.kv_store import KVStore
 from engine.numerics import padded_rows
-from tests.helpers import CPU
+from tests.helpers import CPU, tiny
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
 CONFIG = ModelConfig(256, 64, 1, HEADS, KV_HEADS, HEAD_DIM, 64, 4096)
@@ -40,14 +40,15 @@ def run(rows, block_size, dtype=torch.float32, seed=0):
         values.append(v)
     starts, stops = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
     lengths = stops - starts
-    padded = padded_rows(int(lengths.sum()))
+    tiles = tiny().tiles
+    padded = padded_rows(int(lengths.sum()), tiles.rows)
     queries = torch.zeros(padded, HEADS, HEAD_DIM, dtype=dtype)
     at = 0
     for i, (start, stop) in enumerate(rows):
         own = np.random.default_rng(2000 + i).standard_normal((stop, HEADS, HEAD_DIM), np.float32)
         queries[at : at + stop - start] = torch.from_numpy(own[start:]).to(dtype)
         at += stop - start
-    walk = plan_walk(tables, starts, stops, block_size, HEADS // KV_HEADS, padded, CPU)
+    walk = plan_walk(tables, starts, stops, block_size, Tiling(tiles.queries, HEADS // KV_HEADS), padded, CPU)
     return paged_attention(queries, store, 0, walk), queries, keys, values
 
 
@@ -87,4 +88,4 @@ def test_a_query_has_the_same_bits_alone_in_a_prefill_and_in_company(position, d
 
 
 def test_a_tile_and_a_chunk_are_crossed_by_these_tests():
-    assert QUERY_TILE < 27 and KEY_CHUNK < 71
+    assert tiny().tiles.queries < 40 and KEY_CHUNK < 71

@@ -19,7 +19,7 @@ def engine():
         engine.submit(f"r{n}", prompt(n, 6), 10)
     engine.step()
     engine.step()
-    audit(engine.scheduler, engine.runner)
+    audit(engine.scheduler, engine.runner.state())
     return engine
 
 
@@ -75,6 +75,26 @@ def running_overtakes(s, _):
     s.waiting[0].arrival = 0
 
 
+def running_out_of_order(s, _):
+    s.running.reverse()
+
+
+def waiting_twice(s, _):
+    s.waiting.insert(1, s.waiting[0])
+
+
+def running_unknown(s, _):
+    del s.requests["r1"]
+
+
+def finished_in_queue(s, _):
+    s.waiting[1].status = Status.FINISHED
+
+
+def finished_holds_blocks(s, _):
+    s.requests["done"] = Request("done", [1, 2], 1, 2, arrival=9, status=Status.FINISHED, blocks=[9])
+
+
 def computed_behind(s, _):
     s.running[0].num_computed -= 1
 
@@ -116,16 +136,24 @@ def stale_table(s, r):
 
 
 def position_never_written(s, r):
-    del r.written[s.running[0].blocks[0] * 4 + 2]
+    del r._written[s.running[0].blocks[0] * 4 + 2]
 
 
 def written_by_another(s, r):
-    r.written[s.running[0].blocks[0] * 4 + 2] = ("r9", 2)
+    r._written[s.running[0].blocks[0] * 4 + 2] = ("r9", 2)
 
 
 def written_beyond_text(s, r):
     request = s.running[0]
-    r.written[request.blocks[1] * 4 + 3] = (request.request_id, 7)
+    r._written[request.blocks[1] * 4 + 3] = (request.request_id, 7)
+
+
+def written_into_anothers_tail(s, r):
+    r._written[s.running[0].blocks[1] * 4 + 3] = ("r1", 0)
+
+
+def written_into_a_free_block(s, r):
+    r._latest[s.blocks.free[0] * 4] = ("r1", 0)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +170,13 @@ def written_beyond_text(s, r):
         (waiting_holds_blocks, r"waiting request 'r3' holds blocks \[9\], slot None, 0 computed"),
         (waiting_holds_slot, r"waiting request 'r3' holds blocks \[\], slot 1, 0 computed"),
         (waiting_holds_computed, "waiting request 'r4' holds .* 3 computed positions; it must hold nothing"),
-        (queue_out_of_order, "the waiting queue is out of arrival order at 'r3'"),
-        (running_overtakes, "'r2' runs ahead of 'r3', which arrived before it"),
+        (finished_holds_blocks, r"finished request 'done' holds blocks \[9\]"),
+        (queue_out_of_order, "waiting 'r4' is ahead of waiting 'r3', which arrived before it"),
+        (running_out_of_order, "running 'r2' is ahead of running 'r1', which arrived before it"),
+        (running_overtakes, "running 'r2' is ahead of waiting 'r3', which arrived before it"),
+        (waiting_twice, "request 'r3' is 2 times in the waiting queue"),
+        (running_unknown, "request 'r1' is unknown but in the running queue"),
+        (finished_in_queue, "request 'r4' is finished but in the waiting queue"),
         (computed_behind, "running request 'r0' has K/V of 6 positions for 8 tokens, not all but one"),
         (one_block_too_many, "running request 'r0' holds 3 blocks, 7 positions need 2"),
         (capacity_wrong, "running request 'r2' has capacity 12 in 2 blocks"),
@@ -156,13 +189,15 @@ def written_beyond_text(s, r):
         (stale_table, "the block table of slot 1 is stale"),
         (position_never_written, r"K/V of 'r0' at position 2 \(cell 2\) was last written by None"),
         (written_by_another, r"K/V of 'r0' at position 2 \(cell 2\) was last written by \('r9', 2\)"),
-        (written_beyond_text, "K/V of 'r0' was written at position 7, beyond its 7 computed positions"),
+        (written_beyond_text, "cell 7 of 'r0', beyond its 7 computed positions, was written by .'r0', 7."),
+        (written_into_anothers_tail, "cell 7 of 'r0', beyond its 7 computed positions, was written by .'r1', 0."),
+        (written_into_a_free_block, r"K/V of 'r1' at position 0 was written to cell \d+, not its own"),
     ],
 )
 def test_breach_is_named(engine, break_it, message):
     break_it(engine.scheduler, engine.runner)
     with pytest.raises(AuditError, match=message):
-        audit(engine.scheduler, engine.runner)
+        audit(engine.scheduler, engine.runner.state())
 
 
 def test_a_block_leaked_on_one_release_is_caught_in_that_iteration_by_id(monkeypatch):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from engine.errors import NoProgress
+from engine.errors import EngineError, NoProgress, NumericsError
+from engine.sampler import greedy
 from tests.helpers import bare_engine, drain, prompt, real_engine
 
 COUNTERS = (
@@ -33,8 +35,9 @@ def test_padding_fills_whole_tiles_and_is_no_position():
     engine.submit("a", prompt(0, 30), 2)
     engine.submit("b", prompt(1, 5), 2)
     first, second = drain(engine)
-    assert (first.forward_tokens, first.padded_tokens) == (35, 29)
-    assert (second.forward_tokens, second.padded_tokens) == (2, 30)
+    tile = engine.runner.model.tiles.rows
+    assert (first.forward_tokens, first.padded_tokens) == (35, -35 % tile)
+    assert (second.forward_tokens, second.padded_tokens) == (2, -2 % tile)
 
 
 def test_nothing_forwarded_is_a_fraction_of_zero():
@@ -46,4 +49,34 @@ def test_a_schedule_that_cannot_go_on_raises_instead_of_hanging():
     engine.submit("r", [1, 2], 3)
     engine.scheduler.slots.take(1)  # a slot that never comes back
     with pytest.raises(NoProgress, match="no row to forward: 1 waiting, 4 of 4 blocks free"):
+        engine.step()
+
+
+def test_an_engine_whose_iteration_failed_is_spent(monkeypatch):
+    engine = bare_engine(slots=1, pool_blocks=4)
+    engine.submit("r", [1, 2], 3)
+
+    def out_of_memory(plan):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine.runner, "execute", out_of_memory)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    monkeypatch.undo()
+    with pytest.raises(EngineError, match="an earlier iteration failed"):
+        engine.step()
+
+
+def test_greedy_takes_the_lowest_id_among_equals():
+    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [3.0, 3.0, 3.0, 3.0]])
+    assert greedy(logits) == ([1, 0], [0.0, 0.0])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_logits_that_are_not_finite_are_an_error_not_a_text(bad):
+    engine = real_engine(slots=1, pool_blocks=8)
+    engine.submit("r", prompt(0, 5), 4)
+    engine.step()
+    engine.runner.store.values[0, 0, 0] = bad
+    with pytest.raises(NumericsError, match="not finite"):
         engine.step()

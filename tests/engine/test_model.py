@@ -97,7 +97,7 @@ def test_prompts_the_model_cannot_run_are_refused_by_name():
     engine = real_engine(1, 4096, block_size=16)
     with pytest.raises(ValueError, match="'r': token id 256 is outside the model's vocabulary of 256"):
         engine.submit("r", [1, 256], 1)
-    with pytest.raises(ValueError, match="'r': 4096 prompt . 1 output tokens, the model holds 4096"):
-        engine.submit("r", [1] * 4096, 1)
+    with pytest.raises(ValueError, match="'r': 4096 prompt . 2 output tokens feed 4097 positions, the model has 4096"):
+        engine.submit("r", [1] * 4096, 2)
     assert not engine.has_work
-    engine.submit("r", [1] * 4095, 1)
+    engine.submit("r", [1] * 4096, 1)

@@ -7,19 +7,20 @@ from hypothesis import strategies as st
 
 from engine.config import SchedulerConfig
 from engine.core import Engine
-from tests.helpers import LogitsRunner, assert_whole, prompt, take_all, tiny
+from tests.helpers import DTYPES, LogitsRunner, assert_whole, prompt, take_all, tiny
 
 REQUESTS = st.lists(
-    st.tuples(st.integers(1, 14), st.integers(1, 14), st.integers(0, 12)),  # prompt, output, arrival
+    # prompt, output, arrival; past 32 positions a request's keys span two chunks of attention
+    st.tuples(st.integers(1, 14) | st.integers(25, 40), st.integers(1, 14), st.integers(0, 12)),
     min_size=1,
     max_size=7,
 )
 
 
-def run(requests, slots, pool_blocks, block_size, watermark_blocks):
+def run(dtype, requests, slots, pool_blocks, block_size, watermark_blocks):
     """Submit at arrivals, drain with the audit on, return the engine and its texts."""
     config = SchedulerConfig(slots, pool_blocks, block_size, watermark_blocks)
-    engine = Engine(config, LogitsRunner(tiny(), config), with_audit=True)
+    engine = Engine(config, LogitsRunner(tiny(dtype), config), with_audit=True)
     pending = sorted(enumerate(requests), key=lambda item: item[1][2])
     iteration = 0
     while pending or engine.has_work:
@@ -35,18 +36,19 @@ def run(requests, slots, pool_blocks, block_size, watermark_blocks):
 
 @settings(max_examples=80, deadline=None)
 @given(
+    dtype=st.sampled_from(DTYPES),
     requests=REQUESTS,
     slots=st.integers(1, 5),
     block_size=st.integers(1, 9),
     watermark_blocks=st.integers(0, 8),
     squeeze=st.floats(0, 1),
 )
-def test_any_workload_through_any_pool(requests, slots, block_size, watermark_blocks, squeeze):
+def test_any_workload_through_any_pool(dtype, requests, slots, block_size, watermark_blocks, squeeze):
     needed = [-(-(p + o - 1) // block_size) for p, o, _ in requests]
     smallest, roomy = max(needed), sum(needed) + watermark_blocks
     tight = round(smallest + squeeze**2 * (roomy - smallest))
-    reference, want = run(requests, slots, roomy, block_size, watermark_blocks)
-    engine, got = run(requests, slots, tight, block_size, watermark_blocks)
+    reference, want = run(dtype, requests, slots, roomy, block_size, watermark_blocks)
+    engine, got = run(dtype, requests, slots, tight, block_size, watermark_blocks)
 
     assert reference.rebuilt_tokens == reference.recomputed_tokens == 0
     for number, (_, output_tokens, _) in enumerate(requests):

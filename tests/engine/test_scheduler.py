@@ -81,22 +81,23 @@ def test_the_youngest_running_request_is_evicted_and_resumes_at_the_head():
     assert second.issued_tokens == 1
 
 
-def test_the_oldest_is_never_evicted_and_the_grower_gives_way_itself_when_it_is_the_youngest():
+def test_a_grower_that_is_itself_the_youngest_gives_way():
     engine = bare_engine(slots=2, pool_blocks=4, block_size=2)
-    submit(engine, (4, 3), (3, 3))
-    engine.step()
-    step = engine.step()  # r0 needs a third block: none is free, r1 has two
-    assert [e.request_id for e in step.evicted] == ["r1"]
-    assert step.evicted[0].cached_tokens == 3
-    self_evicting = bare_engine(slots=2, pool_blocks=3, block_size=2)
-    submit(self_evicting, (2, 1), (4, 2))
-    self_evicting.step()
-    submit_order = self_evicting.step()  # r0 is done; r1 grows into the free block
-    assert not submit_order.evicted
+    submit(engine, (3, 4), (4, 2))
+    engine.step()  # r0 has 2 blocks for 4 tokens, r1 2 blocks for 5: only r1 must grow, and nothing is free
+    step = engine.step()
+    assert [(e.request_id, e.cached_tokens, e.freed_blocks) for e in step.evicted] == [("r1", 4, 2)]
+    assert [a.request_id for a in step.admitted] == []  # three blocks are needed, two are free
+    drain(engine)
 
 
-def test_an_eviction_in_the_same_iteration_can_free_enough_for_nobody_else():
-    """Admission stops at the first that does not fit, even if a later one would."""
+def test_the_oldest_is_never_evicted():
+    engine = bare_engine(slots=6, pool_blocks=8)
+    submit(engine, *[(5, 24)] * 6)
+    assert "r0" not in {e.request_id for step in drain(engine) for e in step.evicted}
+
+
+def test_admission_stops_at_the_first_that_does_not_fit_even_if_a_later_one_would():
     engine = bare_engine(slots=3, pool_blocks=4, block_size=1)
     submit(engine, (2, 2), (3, 1), (1, 1))
     step = engine.step()
@@ -150,8 +151,13 @@ def test_a_watermark_larger_than_the_pool_delays_but_excludes_nobody():
 
 def test_a_request_that_outgrew_what_the_watermark_leaves_returns_once_the_pool_drains():
     engine = bare_engine(slots=2, pool_blocks=6, block_size=4, watermark_blocks=3)
-    submit(engine, (8, 15), (4, 15))
-    drain(engine, limit=200)
+    submit(engine, (1, 20), (8, 12))
+    steps = drain(engine, limit=200)
+    (evicted_at,) = [i for i, s in enumerate(steps) if s.evicted]
+    (resumed_at,) = [i for i, s in enumerate(steps) for a in s.admitted if a.resumed]
+    # r1 has 16 tokens by then, 4 blocks, more than the 6 - 3 that admission may take while r0 runs.
+    assert [(e.request_id, e.generated_tokens) for e in steps[evicted_at].evicted] == [("r1", 8)]
+    assert "r0" in steps[resumed_at - 1].finished
     assert_whole(engine.scheduler)
 
 

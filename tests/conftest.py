@@ -1,0 +1,15 @@
+"""Settings of the whole suite."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small products gain nothing from threads, and lose much when the machine is shared.
+
+    Tests about thread counts set their own.
+    """
+    torch.set_num_threads(1)
