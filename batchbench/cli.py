@@ -17,7 +17,7 @@ from rich.console import Console
 
 from batchbench.adapters import engine_factory
 from batchbench.environment import git_revision, machine, versions
-from batchbench.errors import BatchbenchError, TextsDiffer
+from batchbench.errors import BatchbenchError, TextsDiffer, UsageError
 from batchbench.predict import read_bandwidth_bytes_per_s
 from batchbench.present import Format, Sheet, one_line, plan_rows, plan_sheet, sweep_sheet, to_json
 from batchbench.progress import ProgressLines
@@ -154,6 +154,8 @@ class _SaveAndShow(SweepObserver):
     def on_start(self, pools: Sequence[int]) -> None:
         for folder in (self._writer.folder, self._figures):
             require_writable(folder)  # now, not after an hour's sweep
+        if blocked := next((path for path in self._figures.glob("*.png") if path.is_dir()), None):
+            raise UsageError(f"figure folder {self._figures}: {blocked.name} is a folder there")
         self._writer.open()
         self._next.on_start(pools)
 
@@ -261,7 +263,8 @@ def _errors(debug: bool) -> Iterator[None]:
     """One line on stderr and the error's exit code, instead of a traceback."""
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()
     except (KeyboardInterrupt, Exception) as error:
         if debug or isinstance(error, typer.Exit):
             raise

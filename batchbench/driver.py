@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 from batchbench.errors import EngineFailed, OutcomeRefused
 from batchbench.protocol import BenchEngine, Clock, IterationOutcome, RequestSpec, Text
 from batchbench.timing import ContinuousTiming, IterationRecord, SequenceCheck
 
 OnIteration = Callable[[int, IterationOutcome], None]
-STALLED_ITERATIONS = 1000  # without a row, an eviction or a last token: the engine is not going anywhere
+STALLED_ITERATIONS = 1000  # without a row: the engine is not going anywhere
 
 
 def run_workload(
@@ -28,6 +29,8 @@ def run_workload(
     """
     arrivals = sorted(requests, key=lambda request: request.arrival_iteration)  # stable: then as listed
     check, reports = SequenceCheck(requests), engine.describe().reports
+    if unknown := sorted(set(reports) - {field.name for field in fields(IterationOutcome)}):
+        raise EngineFailed(f"the engine says that it reports {unknown[0]!r}, which is no counter")
     records: list[IterationRecord] = []
     texts: dict[str, Text] = {}
     iteration = submitted = stalled = 0
@@ -44,9 +47,9 @@ def run_workload(
         check.add(iteration, outcome)
         if missing := [name for name in reports if getattr(outcome, name) is None]:
             raise OutcomeRefused(f"iteration {iteration}: the engine says that it reports {missing[0]}, but did not")
-        stalled = 0 if outcome.issued_tokens or outcome.preempted or outcome.finished else stalled + 1
+        stalled = 0 if outcome.issued_tokens else stalled + 1
         if stalled == STALLED_ITERATIONS:
-            raise EngineFailed(f"{stalled} iterations in a row did nothing, though the engine says it has work")
+            raise EngineFailed(f"{stalled} iterations in a row forwarded nothing, though the engine says it has work")
         for request_id in outcome.finished:
             texts[request_id] = engine.take(request_id)
         if on_iteration is not None:
@@ -65,6 +68,9 @@ def _check_complete(requests: Sequence[RequestSpec], texts: dict[str, Text]) -> 
     for request in requests:
         if request.request_id not in texts:
             raise EngineFailed(f"the engine has no work left, but {request.request_id!r} never finished")
-        got = len(texts[request.request_id].token_ids)
+        text = texts[request.request_id]
+        got = len(text.token_ids)
+        if text.logit_gaps is not None and len(text.logit_gaps) != got:
+            raise EngineFailed(f"{request.request_id!r} has {len(text.logit_gaps)} logit gaps for {got} tokens")
         if got != request.output_tokens:
             raise EngineFailed(f"{request.request_id!r} finished with {got} tokens of {request.output_tokens}")

@@ -29,7 +29,7 @@ def machine() -> Mapping[str, str | int | None]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": memory_bytes(),
     }
 
 
@@ -65,7 +65,8 @@ def _processor() -> str | None:
         return platform.processor() or None
 
 
-def _memory_bytes() -> int | None:
+def memory_bytes() -> int | None:
+    """Physical memory of this machine; None if the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):

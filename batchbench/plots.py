@@ -55,18 +55,17 @@ def draw_all(result: Result, folder: Path, pool_blocks: int | None = None) -> li
         "slot_timeline": lambda: slot_timeline(result, pool_blocks),
         "rows_against_positions": lambda: rows_against_positions(result, pool_blocks),
     }
-    paths = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with mpl.rc_context(STYLE):
-            if not any(_stays(result, pool_blocks)):
-                del figures["slot_timeline"]
-            for name, draw in figures.items():
-                paths.append(folder / f"{name}.png")
-                draw().savefig(paths[-1], metadata={"Software": None})
-    except OSError as error:
-        raise BatchbenchError(f"figure folder {folder}: {error.strerror or error}") from None
-    return paths
+    with mpl.rc_context(STYLE):
+        if not any(_stays(result, pool_blocks)):
+            del figures["slot_timeline"]
+        drawn = {folder / f"{name}.png": draw() for name, draw in figures.items()}  # all, before any is written
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path, figure in drawn.items():
+                figure.savefig(path, metadata={"Software": None})
+        except OSError as error:
+            raise BatchbenchError(f"figure folder {folder}: {error.strerror or error}") from None
+    return list(drawn)
 
 
 def pool_sweep(result: Result) -> Figure:

@@ -99,7 +99,8 @@ class ResultWriter:
         """Forget the pools saved so far. Raises UsageError rather than delete what batchbench did not make."""
         if not self._parts.exists() and not self._parts.is_symlink():
             return
-        if self._parts.is_symlink() or not (self._parts / _MARK).is_file():
+        mark = self._parts / _MARK
+        if self._parts.is_symlink() or mark.is_symlink() or not mark.is_file():
             raise UsageError(f"{self._parts} was not made by batchbench; move it away")
         shutil.rmtree(self._parts)
 
@@ -111,11 +112,23 @@ class ResultWriter:
 def require_writable(folder: Path) -> None:
     """Raise UsageError if `folder` could not be written or created. Leaves nothing behind."""
     try:
-        nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+        target = folder.absolute()
+        nearest = next(path for path in (target, *target.parents) if _there(path))
+        for part in target.relative_to(nearest).parts:
+            _there(nearest / part)  # a name that is too long
         with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
         raise UsageError(f"output folder {folder}: {error.strerror or error}") from None
+
+
+def _there(path: Path) -> bool:
+    """Whether a path exists; raises OSError for one that never could, such as too long a name."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def load_result(folder: str | Path) -> Result:
@@ -126,21 +139,40 @@ def load_result(folder: str | Path) -> Result:
     try:
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         read = {name: pq.read_table(folder / f"{name}.parquet", partitioning=None) for name in TABLES}
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, pa.ArrowException) as error:
+    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:  # ValueError: JSON, UTF-8, huge integers
         raise ResultError(f"{folder}: damaged file: {error}") from None
     found = run.get("schema_version") if isinstance(run, dict) else None
-    if found != SCHEMA_VERSION:
+    if type(found) is not int or found != SCHEMA_VERSION:
         raise ResultError(f"{folder} has schema version {found}, this batchbench reads {SCHEMA_VERSION}")
     if not _complete(run):
         raise ResultError(f"{folder}: damaged file: run.json lacks the scenario's name, its engine or the run's id")
     for name, table in read.items():
-        if (table.schema.metadata or {}).get(b"run_id") != run["run_id"].encode():
+        if (table.schema.metadata or {}).get(b"run_id", b"").decode(errors="replace") != run["run_id"]:
             raise ResultError(f"{folder}: {name}.parquet is from another run than run.json")
         if not table.schema.equals(arrow_schema(name)):
             raise ResultError(f"{folder}: {name}.parquet has other columns than schema version {SCHEMA_VERSION}")
-    if not read["pools"].num_rows:
-        raise ResultError(f"{folder}: pools.parquet is empty")
+    _check_rows(folder, read, int(run["engine"]["slots"]))
     return Result(run, read)
+
+
+def _check_rows(folder: Path, tables: Mapping[str, pa.Table], slots: int) -> None:
+    """Raise ResultError unless the tables speak of the same pools and requests, each once, in slots that exist."""
+    pools = tables["pools"]["pool_blocks"].to_pylist()
+    requests = list(zip(*(tables["requests"][c].to_pylist() for c in ("pool_blocks", "request_id")), strict=True))
+    if not pools or len(set(pools)) < len(pools) or min(pools) < 1:
+        raise ResultError(f"{folder}: damaged file: pools.parquet has no pools, or one twice, or one of no blocks")
+    ids = [name for pool, name in requests if pool == pools[0]]
+    if requests != [(pool, name) for pool in pools for name in ids] or len(set(ids)) < len(ids) or not ids:
+        raise ResultError(f"{folder}: damaged file: requests.parquet does not have every request once per pool")
+    for name in ("iterations", "admissions", "evictions", "texts"):
+        columns = [c for c in ("pool_blocks", "request_id") if c in tables[name].column_names]
+        known = set(requests) if len(columns) == 2 else {(pool,) for pool in pools}
+        if set(zip(*(tables[name][c].to_pylist() for c in columns), strict=True)) - known:
+            raise ResultError(f"{folder}: damaged file: {name}.parquet speaks of pools or requests that are not there")
+        if "slot" in tables[name].column_names:
+            used = [slot for slot in tables[name]["slot"].to_pylist() if slot is not None]
+            if used and not 0 <= min(used) <= max(used) < slots:
+                raise ResultError(f"{folder}: damaged file: {name}.parquet has a slot outside the {slots} there are")
 
 
 def _complete(run: Mapping[str, Any]) -> bool:
@@ -150,7 +182,8 @@ def _complete(run: Mapping[str, Any]) -> bool:
         isinstance(run.get("run_id"), str)
         and isinstance(scenario, dict)
         and isinstance(scenario.get("name"), str)
+        and scenario["name"].isprintable()
         and isinstance(engine, dict)
-        and isinstance(slots := engine.get("slots"), int)
-        and slots >= 1
+        and type(slots := engine.get("slots")) is int
+        and 1 <= slots <= 2**31
     )

@@ -166,8 +166,11 @@ def _complaint(error: ErrorDetails) -> str:
         "literal_error": f"must be {context.get('expected')}",
         "string_pattern_mismatch": "must be up to 100 letters, digits, '.', '_' or '-', the first a letter or digit",
     }.get(kind, error["msg"].removeprefix("Value error, "))
-    if isinstance(error["input"], (int, float, str, bool)):
-        said += f", got {error['input']!r:.120}"
+    value = error["input"]
+    if isinstance(value, int) and value.bit_length() > 400:  # Python will not print it
+        said += ", got a number of hundreds of digits"
+    elif isinstance(value, (int, float, str)):
+        said += f", got {value!r:.120}"
     return f"{path}: {said}"
 
 

@@ -91,7 +91,7 @@ def _request_rows(t: ContinuousTiming, reference: ContinuousTiming | None) -> It
     for request in t.requests:
         rid = request.request_id
         evicted_at = t.preempted_at.get(rid, ())
-        stays = admitted.get(rid)
+        stays = admitted.get(rid, [])
         row = {
             "request_id": rid,
             "prompt_tokens": len(request.prompt),
@@ -107,9 +107,9 @@ def _request_rows(t: ContinuousTiming, reference: ContinuousTiming | None) -> It
             "rebuilt_tokens": None,
             "paired_latency_ratio": ratios.get(rid),
         }
-        if stays is not None:
-            (first, _), *resumes = stays
-            row["queued_iterations"] = first - request.arrival_iteration
+        if t.preemptions is not None and len(stays) == len(evicted_at) + 1:
+            resumes = stays[1:]
+            row["queued_iterations"] = stays[0][0] - request.arrival_iteration
             row["evicted_iterations"] = sum(at for at, _ in resumes) - sum(evicted_at)
             row["recomputed_tokens"] = total(admission.positions for _, admission in resumes)
             row["rebuilt_tokens"] = total(admission.rebuilt_tokens for _, admission in resumes)

@@ -266,21 +266,44 @@ class SequenceCheck:
     """Refuses, with OutcomeRefused, an iteration that cannot follow those before it."""
 
     def __init__(self, requests: Iterable[RequestSpec]) -> None:
-        self._known = {request.request_id for request in requests}
+        self._arrival = {request.request_id: request.arrival_iteration for request in requests}
         self._finished: set[str] = set()
+        self._running: set[str] | None = set()  # None once an iteration does not report admissions
 
     def add(self, iteration: int, outcome: IterationOutcome) -> None:
-        evicted = outcome.preempted or ()
-        for request_id in (*evicted, *outcome.finished):
-            if request_id not in self._known:
-                raise OutcomeRefused(f"iteration {iteration}: {request_id!r} was never submitted")
+        """Evictions come first in an iteration, then admissions, then last tokens."""
+
+        def refuse(request_id: str, why: str) -> OutcomeRefused:
+            return OutcomeRefused(f"iteration {iteration}: {request_id!r} {why}")
+
+        evicted, admissions = outcome.preempted or (), outcome.admissions
+        self._running = None if admissions is None else self._running
+        admitted = tuple(admission.request_id for admission in admissions or ())
+        for request_id in (*evicted, *admitted, *outcome.finished):
+            if request_id not in self._arrival:
+                raise refuse(request_id, "was never submitted")
+            if iteration < self._arrival[request_id]:
+                raise refuse(request_id, f"is ahead of its arrival in iteration {self._arrival[request_id]}")
         for request_id in evicted:
             if request_id in self._finished:
-                raise OutcomeRefused(f"iteration {iteration}: {request_id!r} is evicted after it finished")
+                raise refuse(request_id, "is evicted after it finished")
+            if self._running is not None and request_id not in self._running:
+                raise refuse(request_id, "is evicted, but was not running")
+        if self._running is not None:
+            self._running.difference_update(evicted)
+        for request_id in admitted:
+            if self._running is not None and request_id in self._running:
+                raise refuse(request_id, "is admitted, but was running")
+            if self._running is not None:
+                self._running.add(request_id)
         for request_id in outcome.finished:
             if request_id in self._finished:
-                raise OutcomeRefused(f"iteration {iteration}: {request_id!r} finishes twice")
+                raise refuse(request_id, "finishes twice")
+            if self._running is not None and request_id not in self._running:
+                raise refuse(request_id, "finishes, but was not running")
             self._finished.add(request_id)
+        if self._running is not None:
+            self._running.difference_update(outcome.finished)
 
 
 def total(values: Iterable[int | None]) -> int | None:

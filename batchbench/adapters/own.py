@@ -10,6 +10,7 @@ from dataclasses import fields
 import torch
 
 import engine.errors
+from batchbench.environment import memory_bytes
 from batchbench.errors import EngineFailed, RequestRefused, UsageError
 from batchbench.protocol import Admission, EngineDescription, Eviction, IterationOutcome, RequestSpec, Text
 from batchbench.scenario import EngineSettings
@@ -53,13 +54,15 @@ class OwnEngine:
         self._settings, self._model = settings, model
         with _translated():
             config = SchedulerConfig(settings.slots, pool_blocks, settings.block_size, settings.watermark_blocks)
+        size = pool_blocks * config.block_size * _kv_bytes_per_token(model)
         try:
+            if model.device.type == "cpu" and size > (memory_bytes() or size):
+                raise MemoryError  # the system may promise more than there is, and end the process later
             self.engine = Engine(config, TorchRunner(model, config, track_writes=audit), with_audit=audit)
         except (RuntimeError, MemoryError):
-            size = show_bytes(pool_blocks * config.block_size * _kv_bytes_per_token(model))
             raise UsageError(
-                f"pool of {pool_blocks} blocks of {config.block_size}: {size} of K/V could not be allocated "
-                f"on {model.device}"
+                f"pool of {pool_blocks} blocks of {config.block_size}: {show_bytes(size)} of K/V could not be "
+                f"allocated on {model.device}"
             ) from None
 
     def describe(self) -> EngineDescription:

@@ -227,7 +227,20 @@ def test_figures_never_narrow_with_the_terminal(here, monkeypatch):
     assert row.split() == ["12", "blocks", "0.375", "1.17", "39.9%", "1.90x", "1.90x", "identical"]
 
 
-@pytest.mark.parametrize("command", [("schema",), ("validate", str(DAY34))])
+def test_names_too_long_for_the_file_system_are_found_before_the_sweep(here):
+    long = "x" * 300
+    for option in (("--out", long), ("--out", "o", "--plots", long), ("--out", f"a/{long}")):
+        assert_refused(invoke("sweep", str(DAY34), "--no-progress", *option), here, "File name too long")
+
+
+def test_a_folder_where_a_figure_should_go(here):
+    (here / "p/staircase.png").mkdir(parents=True)
+    done = invoke("sweep", str(DAY34), "--out", "o", "--plots", "p", "--no-progress")
+    assert (done.exit_code, done.stderr) == (2, "error: figure folder p: staircase.png is a folder there\n")
+    assert everything_under(here) == []
+
+
+@pytest.mark.parametrize("command", [("schema",), ("validate", str(DAY34)), ("--help",), ("--version",)])
 def test_output_that_cannot_be_written(here, command):
     environment = os.environ | {"PYTHONPATH": str(DAY34.parents[1])}
     with open("/dev/full", "w") as full:

@@ -59,14 +59,28 @@ def test_the_iteration_clock_jumps_over_a_gap_without_work():
 
 
 def test_an_engine_that_does_nothing_forever_is_stopped():
-    with pytest.raises(EngineFailed, match="1000 iterations in a row did nothing"):
+    with pytest.raises(EngineFailed, match="1000 iterations in a row forwarded nothing"):
         play([request("a")], [it(1, collected=0), *[it(0)] * 5000])
+    with pytest.raises(EngineFailed, match="1000 iterations in a row forwarded nothing"):
+        play([request("a")], [it(1, collected=0), *[it(0, preempted=("a",))] * 5000])
+
+
+def test_a_text_whose_gaps_do_not_match_its_tokens_is_an_error():
+    with pytest.raises(EngineFailed, match="'a' has 1 logit gaps for 2 tokens"):
+        play([request("a", 2)], [it(1), it(1, finished=("a",))], texts={"a": Text((1, 2), (0.5,))})
 
 
 def test_a_counter_that_was_promised_must_come(monkeypatch):
     honest = ScriptedEngine.describe
     monkeypatch.setattr(ScriptedEngine, "describe", lambda self: replace(honest(self), reports=("rebuilt_tokens",)))
     with pytest.raises(OutcomeRefused, match="iteration 0: the engine says that it reports rebuilt_tokens"):
+        play([request("a")], [it(1, finished=("a",))])
+
+
+def test_a_counter_that_is_none_cannot_be_promised(monkeypatch):
+    honest = ScriptedEngine.describe
+    monkeypatch.setattr(ScriptedEngine, "describe", lambda self: replace(honest(self), reports=("nonsense",)))
+    with pytest.raises(EngineFailed, match="reports 'nonsense', which is no counter"):
         play([request("a")], [it(1, finished=("a",))])
 
 

@@ -82,6 +82,12 @@ def test_defaults_and_frozenness(tmp_path):
         ("requests = 3\nprompt_tokens = 4\noutput_tokens = 5", "lengths = [[1]]", "workload.lengths.0.1 is missing"),
         ("slots = 2", f"slots = {10**9}", "engine.slots: must be at most 65536, got 1000000000"),
         ("slots = 2", f"slots = {'9' * 5000}", "not valid TOML: Exceeds the limit"),
+        (
+            "slots = 2",
+            f"slots = 0x{'f' * 5000}",
+            "engine.slots: must be at most 65536, got a number of hundreds of digits",
+        ),
+        ('name = "x"', f"name = 0x{'f' * 5000}", "name: must be a string, got a number of hundreds of digits"),
         ("slots = 2", f"slots = 2\nx = {'[' * 3000}", "nested too deeply"),
         ("slots = 2", f"slots = 2\n{'a.' * 3000}a = 1", "nested too deeply"),
         ("pools = [16, 8]", f"pools = [{10**30}]", "sweep.pools.0: must be at most 2147483647"),

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -154,6 +155,15 @@ def test_what_an_engine_does_not_report_is_null_not_zero():
     assert rows["texts"][0]["logit_gaps"] is None
 
 
+def test_admissions_without_evictions_do_not_make_up_a_waiting_time():
+    script = [
+        it(1, preempted=None, admissions=(Admission("a", 0, 1, 0, False),)),
+        it(1, preempted=None, admissions=(), finished=("a",)),
+    ]
+    (row,) = arrow_tables([play([request("a", 2)], script)], None)["requests"].to_pylist()
+    assert row["preemptions"] is row["evicted_iterations"] is row["queued_iterations"] is None
+
+
 def test_null_when_is_said_of_every_column_that_can_be_null_and_of_no_other(tables):
     for name, rows in tables.items():
         for column in TABLES[name]:
@@ -207,6 +217,37 @@ def damage_empty(folder):
     pq.write_table(table.slice(0, 0), folder / "pools.parquet")
 
 
+def rewrite(folder, name, change):
+    """Replace a table's rows, its schema and metadata kept."""
+    table = pq.read_table(folder / f"{name}.parquet")
+    pq.write_table(pa.Table.from_pylist(change(table.to_pylist()), schema=table.schema), folder / f"{name}.parquet")
+
+
+def damage_requests(folder):
+    rewrite(folder, "requests", lambda rows: rows[1:])
+
+
+def damage_ledger(folder):
+    rewrite(folder, "evictions", lambda rows: [row | {"request_id": "zz"} for row in rows])
+
+
+def damage_slot(folder):
+    rewrite(folder, "admissions", lambda rows: [row | {"slot": -4} for row in rows])
+
+
+def damage_pool(folder):
+    rewrite(folder, "pools", lambda rows: [rows[0], *rows])
+
+
+def damage_nesting(folder):
+    (folder / "run.json").write_text("[" * 100_000)
+
+
+def damage_name(folder):
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"scenario": {"name": "\ud800"}}))
+
+
 def damage_columns(folder):
     table = pq.read_table(folder / "pools.parquet")
     pq.write_table(table.drop_columns(["occupancy"]), folder / "pools.parquet")
@@ -231,8 +272,14 @@ def damage_json_type(folder):
         (damage_missing, "is not a result folder: it lacks texts.parquet"),
         (damage_version, "has schema version 99, this batchbench reads 1"),
         (damage_run_id, "pools.parquet is from another run than run.json"),
+        (damage_requests, "requests.parquet does not have every request once per pool"),
+        (damage_ledger, "evictions.parquet speaks of pools or requests that are not there"),
+        (damage_slot, "admissions.parquet has a slot outside the 6 there are"),
+        (damage_pool, "pools.parquet has no pools, or one twice"),
+        (damage_nesting, "damaged file"),
+        (damage_name, "run.json lacks the scenario's name"),
         (damage_engine, "run.json lacks the scenario's name, its engine or"),
-        (damage_empty, "pools.parquet is empty"),
+        (damage_empty, "pools.parquet has no pools"),
         (damage_columns, "pools.parquet has other columns than schema version 1"),
         (damage_truncate, "damaged file"),
         (damage_json, "damaged file"),

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from batchbench import Eviction, IterationOutcome
+from batchbench import Admission, Eviction, IterationOutcome
 from batchbench.errors import OutcomeRefused
 from batchbench.timing import reference_timing
 from tests.batchbench.scripted import it, play, request
@@ -150,6 +150,12 @@ def test_an_impossible_iteration_is_refused(fields, message):
         IterationOutcome(**({"issued_tokens": 2, "collected_tokens": 2} | fields))
 
 
+@pytest.mark.parametrize("fields", [{"preempted": ("b",)}, {"finished": ("b",)}, {"admissions": (Admission("b"),)}])
+def test_nothing_happens_to_a_request_before_it_arrives(fields):
+    with pytest.raises(OutcomeRefused, match="iteration 0: 'b' is ahead of its arrival in iteration 3"):
+        play([request("a", 2), request("b", arrival=3)], [it(1, **fields)])
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
@@ -157,6 +163,16 @@ def test_an_impossible_iteration_is_refused(fields, message):
         ([it(1, finished=("a",)), it(1, finished=("a",))], "iteration 1: 'a' finishes twice"),
         ([it(2, finished=("a", "a"))], "iteration 0: 'a' finishes twice"),
         ([it(1, finished=("x",))], "iteration 0: 'x' was never submitted"),
+        ([it(1, admissions=(Admission("x"),))], "iteration 0: 'x' was never submitted"),
+        (
+            [it(1, admissions=(Admission("a"),)), it(1, admissions=(Admission("a"),))],
+            "'a' is admitted, but was running",
+        ),
+        ([it(1, admissions=(), preempted=("a",))], "iteration 0: 'a' is evicted, but was not running"),
+        (
+            [it(1, admissions=()), it(1, admissions=(), finished=("a",))],
+            "iteration 1: 'a' finishes, but was not running",
+        ),
         ([it(1, preempted=("x",)), it(1, finished=("a",))], "iteration 0: 'x' was never submitted"),
     ],
 )
