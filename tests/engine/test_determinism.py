@@ -15,11 +15,6 @@ def logits_of(engine, request_id="it"):
     return {stop: row for (rid, stop), row in engine.runner.seen.items() if rid == request_id}
 
 
-@pytest.fixture(autouse=True, params=[1, 2], ids=["one_thread", "two_threads"])
-def threads(request):
-    torch.set_num_threads(request.param)
-
-
 def alone(dtype):
     engine = real_engine(slots=1, pool_blocks=64, dtype=dtype)
     engine.submit("it", PROMPT, OUTPUT)
@@ -71,7 +66,7 @@ def test_with_every_block_size_and_scattered_blocks(dtype, block_size):
 def test_resumed_by_recompute_at_every_position(dtype):
     """Evict at each length in turn: the K/V of one resumed prefill gives the bits of decoding one by one."""
     want = alone(dtype)
-    for generated in range(1, OUTPUT, 1 if torch.get_num_threads() == 1 else 7):
+    for generated in range(1, OUTPUT):
         engine = real_engine(slots=2, pool_blocks=100, dtype=dtype)
         engine.submit("it", PROMPT, OUTPUT)
         for _ in range(generated):
@@ -99,8 +94,11 @@ def test_resumed_kv_equals_decoded_kv(dtype):
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_through_shrinking_pools(dtype):
+def test_through_shrinking_pools(dtype, threads):
+    torch.set_num_threads(threads)
+
     def run(pool_blocks):
         engine = real_engine(slots=6, pool_blocks=pool_blocks, dtype=dtype)
         for n in range(6):
