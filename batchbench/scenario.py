@@ -30,7 +30,11 @@ class _Frozen(BaseModel):
 class EngineSettings(_Frozen):
     """The engine, everything but its pool. Sizes in rows, positions and blocks."""
 
-    model: str = Field("tiny", description="Model to run; `tiny` is embedded.")
+    model: str = Field(
+        "tiny",
+        description="Model to run: `tiny` (embedded), or the path of a Hugging Face folder or GGUF file, "
+        "from the working folder.",
+    )
     slots: Slots = Field(description="Rows a forward can have: the most requests that run at once.")
     block_size: BlockSize = Field(16, description="Positions in a block of the KV pool.")
     watermark_blocks: Index = Field(0, description="Blocks that admission leaves free while others run.")
@@ -38,7 +42,8 @@ class EngineSettings(_Frozen):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of weights and K/V.")
     seed: Index = Field(0, description="Seed of the embedded model's weights.")
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(
-        1, description="Processor threads of torch; the embedded model is too small to gain from more."
+        1,
+        description="Processor threads of torch; the embedded model is too small to gain from more, a real one gains.",
     )
 
 

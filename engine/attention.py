@@ -24,10 +24,14 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """queries: positions of one request per tile. group: query heads per K/V head."""
+    """queries: positions of one request per tile. group: query heads per K/V head.
+
+    window: positions that a query sees, itself included; None for all before it.
+    """
 
     queries: int
     group: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Chunk:
 
     tiles: int
     cells: Tensor  # [tiles * KEY_CHUNK]
-    masked: Tensor  # [tiles, tiling.queries * tiling.group, KEY_CHUNK], True where a key lies after the query
+    masked: Tensor  # [tiles, tiling.queries * tiling.group, KEY_CHUNK], True where a key is not to be seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,10 @@ def plan_walk(
         key_at = c * KEY_CHUNK + np.arange(KEY_CHUNK)
         blocks = tables[row[:tiles]][:, np.minimum(key_at // block_size, tables.shape[1] - 1)]
         cells = blocks * block_size + key_at % block_size
-        masked = (key_at > query_at[:tiles, :, None]).repeat(tiling.group, axis=1)
+        masked = key_at > query_at[:tiles, :, None]
+        if tiling.window is not None:
+            masked |= key_at <= query_at[:tiles, :, None] - tiling.window
+        masked = masked.repeat(tiling.group, axis=1)
         chunks.append(Chunk(tiles, _to(cells.reshape(-1), device), _to(masked, device)))
     return Walk(tiling, _to(batch_row.reshape(-1), device), _to(scatter, device), tuple(chunks))
 
@@ -97,7 +104,8 @@ def paged_attention(queries: Tensor, store: KVStore, layer: int, walk: Walk) -> 
     tiles = q.shape[0]
     q = q.permute(2, 0, 1, 3, 4).reshape(kv_heads, tiles, -1, head_dim)  # [kv_heads, tiles, queries, head_dim]
 
-    top = torch.full(q.shape[:-1], -torch.inf, device=q.device).unsqueeze(-1)
+    # Finite: with a window a query's first chunk may be masked whole, and inf - inf is not a number.
+    top = torch.full(q.shape[:-1], torch.finfo(torch.float32).min, device=q.device).unsqueeze(-1)
     total = torch.zeros_like(top)
     out = torch.zeros_like(q)
     for chunk in walk.chunks:

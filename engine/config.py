@@ -35,8 +35,33 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for longer contexts.
+
+    kind `linear`: all divided by factor (Chen et al., 2023). kind `llama3`: those whose wavelength
+    exceeds original_positions / low_freq_factor divided by factor, those below original_positions /
+    high_freq_factor kept, those between blended (Llama 3.1 model card).
+    """
+
+    kind: str
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "llama3"):
+            raise ConfigError(f"rope scaling {self.kind!r} is not supported; known: linear, llama3")
+        if self.factor < 1:
+            raise ConfigError(f"rope scaling factor is {self.factor}, must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a Llama-family decoder. Sizes are in elements, `max_positions` in tokens."""
+    """Shape of a Llama-family decoder. Sizes are in elements, `max_positions` in tokens.
+
+    sliding_window: positions that a query sees, itself included; None for all before it.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -48,12 +73,22 @@ class ModelConfig:
     max_positions: int
     rope_theta: float = 10_000.0
     rms_eps: float = 1e-5
+    rope_scaling: RopeScaling | None = None
+    sliding_window: int | None = None
+    qkv_bias: bool = False  # Qwen2
+    qk_norm: bool = False  # Qwen3: RMSNorm of each head's queries and keys, before the rotation
+    tied_embedding: bool = False  # the embedding is the output matrix too
 
     def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, must be at least 1")
         if self.heads % self.kv_heads:
             raise ConfigError(f"heads ({self.heads}) is not a multiple of kv_heads ({self.kv_heads})")
         if self.head_dim % 2:
             raise ConfigError(f"head_dim is {self.head_dim}, rotary embeddings need an even one")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ConfigError(f"sliding_window is {self.sliding_window}, must be at least 1")
 
     @property
     def kv_elements_per_token(self) -> int:

@@ -11,6 +11,10 @@ class ConfigError(EngineError, ValueError):
     """A setting is out of range or names something that does not exist."""
 
 
+class CheckpointError(EngineError, ValueError):
+    """A checkpoint is damaged, incomplete, or of an architecture that is not known; names the tensor or key."""
+
+
 class RequestRefused(EngineError, ValueError):
     """A request was turned away at the door; the pool and the queue are as before."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import Tiling, Walk, paged_attention
-from engine.config import ModelConfig
+from engine.config import ModelConfig, RopeScaling
 from engine.kv_store import KVStore
 from engine.numerics import Tiles, linear, rms_norm, silu
 
@@ -24,6 +24,9 @@ class LayerWeights:
     mlp_norm: Tensor  # [hidden]
     gate_up: Tensor  # [2 * intermediate, hidden]
     down: Tensor  # [hidden, intermediate]
+    qkv_bias: Tensor | None = None  # [(heads + 2 * kv_heads) * head_dim]
+    q_norm: Tensor | None = None  # [head_dim]
+    k_norm: Tensor | None = None  # [head_dim]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,12 @@ class ModelWeights:
 
     @property
     def nbytes(self) -> int:
-        norms = sum(layer.attention_norm.nbytes + layer.mlp_norm.nbytes for layer in self.layers)
-        matrices = sum(matrix.nbytes for _, matrix in self.matrices())
-        return self.embedding.nbytes + norms + self.norm.nbytes + matrices
+        """Bytes of all weights; a tied embedding counts once."""
+        vectors = ("attention_norm", "mlp_norm", "qkv_bias", "q_norm", "k_norm")
+        found: Iterator[Tensor | None] = (getattr(layer, name) for layer in self.layers for name in vectors)
+        small = self.norm.nbytes + sum(vector.nbytes for vector in found if vector is not None)
+        embedding = 0 if self.embedding is self.lm_head else self.embedding.nbytes
+        return embedding + small + sum(matrix.nbytes for _, matrix in self.matrices())
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class Model:
 
     @property
     def query_tiling(self) -> Tiling:
-        return Tiling(self.tiles.queries, self.config.heads // self.config.kv_heads)
+        return Tiling(self.tiles.queries, self.config.heads // self.config.kv_heads, self.config.sliding_window)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, store: KVStore) -> Tensor:
@@ -83,9 +89,7 @@ class Model:
         real = batch.cells.shape[0]
         x = weights.embedding[batch.token_ids]
         for index, layer in enumerate(weights.layers):
-            qkv = linear(rms_norm(x, layer.attention_norm, cfg.rms_eps), layer.qkv, tile)
-            heads = qkv.view(x.shape[0], -1, cfg.head_dim)
-            q, k, v = torch.split(heads, [cfg.heads, cfg.kv_heads, cfg.kv_heads], dim=1)
+            q, k, v = self._qkv(x, layer)
             store.write(index, batch.cells, _rotate(k, cos, sin)[:real], v[:real])
             q = _rotate(q, cos, sin) * cfg.head_dim**-0.5
             x = x + linear(paged_attention(q, store, index, batch.walk), layer.output, tile)
@@ -93,13 +97,38 @@ class Model:
             x = x + linear(silu(gate) * up, layer.down, tile)
         return linear(rms_norm(x[batch.last], weights.norm, cfg.rms_eps), weights.lm_head, tile).float()
 
+    def _qkv(self, x: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim], not yet rotated."""
+        cfg = self.config
+        qkv = linear(rms_norm(x, layer.attention_norm, cfg.rms_eps), layer.qkv, self.tiles.rows)
+        if layer.qkv_bias is not None:
+            qkv = qkv + layer.qkv_bias
+        heads = qkv.view(x.shape[0], -1, cfg.head_dim)
+        q, k, v = torch.split(heads, [cfg.heads, cfg.kv_heads, cfg.kv_heads], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = rms_norm(q, layer.q_norm, cfg.rms_eps), rms_norm(k, layer.k_norm, cfg.rms_eps)
+        return q, k, v
+
 
 def _rope_tables(config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines [max_positions, 1, head_dim / 2] (Su et al., 2021), from float64."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    angles = torch.arange(config.max_positions, dtype=torch.float64)[:, None] * config.rope_theta**-half
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    frequencies = _scaled(config.rope_theta**-exponents, config.rope_scaling)
+    angles = torch.arange(config.max_positions, dtype=torch.float64)[:, None] * frequencies
     cos, sin = angles.cos().float(), angles.sin().float()
     return cos.unsqueeze(1).to(device), sin.unsqueeze(1).to(device)
+
+
+def _scaled(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
+    """Frequencies [head_dim / 2] under the scaling's rule."""
+    if scaling is None:
+        return frequencies
+    stretched = frequencies / scaling.factor
+    if scaling.kind == "linear":
+        return stretched
+    turns = scaling.original_positions * frequencies / (2 * torch.pi)  # of the original context
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return torch.lerp(stretched, frequencies, kept.clamp(0, 1))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -71,6 +71,12 @@ def _check_elementwise(model: Model) -> None:
         got = rms_norm(norm_row.repeat(rows, 1), norm_weight, cfg.rms_eps)
         _require(model, f"rms_norm of {rows} rows", got, want_norm)
         _require(model, f"silu of {rows} rows", silu(mlp_row.repeat(rows, 1)), want_silu)
+    if cfg.qk_norm:
+        weight, head = model.weights.norm[: cfg.head_dim], norm_row[:, : cfg.head_dim]
+        want_head = rms_norm(head.repeat(8, 1), weight, cfg.rms_eps)[0]
+        for rows in (32, 1056):
+            got = rms_norm(head.repeat(rows, 1), weight, cfg.rms_eps)
+            _require(model, f"rms_norm of {rows} heads", got, want_head)
 
 
 def _check_attention(model: Model, tile: int) -> None:

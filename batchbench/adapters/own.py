@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 
 import torch
 
@@ -17,12 +18,13 @@ from batchbench.scenario import EngineSettings
 from batchbench.units import show_bytes
 from engine.config import SchedulerConfig
 from engine.core import Engine
+from engine.gguf_file import load_gguf
+from engine.hf_folder import load_folder
 from engine.model import Model
 from engine.runner import TorchRunner
 from engine.selftest import choose_tiles
 from engine.weights import tiny_model
 
-_MODELS = {"tiny": tiny_model}
 _REPORTS = tuple(field.name for field in fields(IterationOutcome))
 
 
@@ -33,13 +35,11 @@ class OwnEngineFactory:
     """
 
     def __init__(self, settings: EngineSettings, *, audit: bool = False) -> None:
-        if settings.model not in _MODELS:
-            raise UsageError(f"unknown model {settings.model!r}; known: {', '.join(_MODELS)}")
         self.settings, self.audit = settings, audit
         device = _resolve_device(settings.device)
         # Small products gain nothing from threads and lose much when another process runs beside them.
         torch.set_num_threads(settings.threads)
-        model = _MODELS[settings.model](settings.seed, getattr(torch, settings.dtype), device)
+        model = _load_model(settings, device)
         with _translated():
             self.model = Model(model.config, model.weights, choose_tiles(model))
 
@@ -126,6 +126,19 @@ class OwnEngine:
         del self.engine  # the K/V pool is the only thing held
 
 
+def _load_model(settings: EngineSettings, device: torch.device) -> Model:
+    """`tiny`, or a Hugging Face folder or GGUF file at that path from the working folder."""
+    dtype, path = getattr(torch, settings.dtype), Path(settings.model)
+    with _translated():
+        if settings.model == "tiny":
+            return tiny_model(settings.seed, dtype, device)
+        if path.is_dir():
+            return load_folder(path, dtype, device)
+        if path.is_file():
+            return load_gguf(path, dtype, device)
+    raise UsageError(f"unknown model {settings.model!r}: not tiny, and no checkpoint folder or GGUF file of that path")
+
+
 def _kv_bytes_per_token(model: Model) -> int:
     return model.config.kv_elements_per_token * model.dtype.itemsize
 
@@ -151,7 +164,7 @@ def _translated() -> Iterator[None]:
         yield
     except engine.errors.RequestRefused as error:
         raise RequestRefused(str(error)) from error
-    except engine.errors.ConfigError as error:
+    except (engine.errors.ConfigError, engine.errors.CheckpointError) as error:
         raise UsageError(str(error)) from error
     except (engine.errors.EngineError, RuntimeError, MemoryError) as error:  # torch raises RuntimeError
         raise EngineFailed(f"{type(error).__name__}: {error}") from error

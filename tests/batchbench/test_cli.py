@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from batchbench.cli import app
 from batchbench.scenario import Scenario
 from engine.scheduler import Scheduler
+from tests.engine.test_checkpoint import COMMON
 
 DAY34 = Path("scenarios/day34.toml").resolve()
 
@@ -281,7 +284,26 @@ def test_unknown_device(here, device, message):
 @pytest.mark.parametrize("command", ["sweep", "validate"])
 def test_unknown_model(here, command):
     path = scenario(here, ('model = "tiny"', 'model = "huge"'))
-    assert_refused(invoke(command, path), here, "unknown model 'huge'; known: tiny")
+    assert_refused(
+        invoke(command, path),
+        here,
+        "unknown model 'huge': not tiny, and no checkpoint folder or GGUF file of that path",
+    )
+
+
+def test_a_checkpoint_folder_runs_and_a_damaged_one_is_refused(here):
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**COMMON)).save_pretrained(here / "llama")
+    path = scenario(here, ('model = "tiny"', 'model = "llama"'), ("[48, 32, 24, 16, 12, 8]", "[48, 12]"))
+    done = invoke("sweep", path, "--format", "json", "--no-progress", "--audit")
+    pools = json.loads(done.stdout)["pools"]
+    assert [pool["recomputed_tokens"] for pool in pools] == [0, 107]
+    assert pools[0]["text_digest"] == pools[1]["text_digest"]
+    assert json.loads((here / "results/day34/run.json").read_text())["engine"]["model"] == "llama"
+    (here / "llama/config.json").write_text("{}")
+    done = invoke("validate", path)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "config.json: architecture 'none' is not supported" in done.stderr
 
 
 def test_validate_finds_the_pool_that_is_too_small(here):

@@ -175,7 +175,7 @@ def test_an_engine_failure_is_an_error_and_the_engine_is_closed(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "huge"}, "unknown model 'huge'; known: tiny"),
+        ({"model": "huge"}, "unknown model 'huge': not tiny, and no checkpoint folder or GGUF file of that path"),
         ({"device": "gpu"}, "unknown device 'gpu'; known: auto, cpu, cuda, cuda:N"),
         ({"device": "mps"}, "unknown device 'mps'"),
         ({"device": "cuda:9"}, "device 'cuda:9' is not there"),

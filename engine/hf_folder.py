@@ -1,0 +1,140 @@
+"""Reads a Hugging Face folder: config.json and *.safetensors, with or without an index. No pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.checkpoint import assemble
+from engine.config import ModelConfig, RopeScaling
+from engine.errors import CheckpointError, ConfigError
+from engine.model import Model
+
+_INDEX = "model.safetensors.index.json"
+_FAMILIES = {  # architecture -> what it adds to a Llama decoder
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {},
+    "Qwen2ForCausalLM": {"qkv_bias": True},
+    "Qwen3ForCausalLM": {"qk_norm": True},
+}
+
+
+def load_folder(folder: Path, dtype: torch.dtype, device: torch.device) -> Model:
+    """Load a checkpoint folder. Raises CheckpointError naming the file, key or tensor at fault."""
+    config = read_config(_json(folder / "config.json"))
+    files = _weight_files(folder)
+    handles: dict[Path, Any] = {}  # safetensors brings no types
+    where: dict[str, Path] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        for file in files:
+            handle = handles[file] = cast(Any, safe_open(file, framework="pt"))
+            for name in handle.keys():  # noqa: SIM118  # not a dict
+                if name in where:
+                    raise CheckpointError(f"tensor {name} is in both {where[name].name} and {file.name}")
+                where[name] = file
+                shapes[name] = tuple(handle.get_slice(name).get_shape())
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: damaged or truncated: {error}") from None
+
+    def read(name: str) -> Tensor:
+        tensor: Tensor = handles[where[name]].get_tensor(name)
+        return tensor
+
+    return assemble(config, shapes, read, dtype, device)
+
+
+def read_config(raw: dict[str, Any]) -> ModelConfig:
+    """A config.json as a ModelConfig. Raises CheckpointError for an architecture or option that is not known."""
+    names = raw.get("architectures") or ["none"]
+    if names[0] not in _FAMILIES:
+        raise CheckpointError(f"config.json: architecture {names[0]!r} is not supported; known: {', '.join(_FAMILIES)}")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(f"config.json: hidden_act {raw['hidden_act']!r} is not supported; known: silu")
+    for option in ("attention_bias", "mlp_bias"):
+        if raw.get(option):
+            raise CheckpointError(f"config.json: {option} is not supported")
+    try:
+        heads = int(raw["num_attention_heads"])
+        rope = raw.get("rope_parameters") or {}  # transformers 5 moved theta and scaling in here
+        return ModelConfig(
+            vocab_size=int(raw["vocab_size"]),
+            hidden_size=int(raw["hidden_size"]),
+            layers=int(raw["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or raw["hidden_size"] // heads),
+            intermediate_size=int(raw["intermediate_size"]),
+            max_positions=int(raw["max_position_embeddings"]),
+            rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
+            rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_scaling=_rope_scaling(raw.get("rope_scaling") or rope),
+            sliding_window=_sliding_window(raw),
+            tied_embedding=bool(raw.get("tie_word_embeddings", False)),
+            **_FAMILIES[names[0]],
+        )
+    except KeyError as error:
+        raise CheckpointError(f"config.json: {error.args[0]} is missing") from None
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError | CheckpointError):
+            raise CheckpointError(f"config.json: {error}") from None
+        raise CheckpointError(f"config.json: a value is of the wrong type: {error}") from None
+
+
+def _rope_scaling(raw: dict[str, Any]) -> RopeScaling | None:
+    kind = raw.get("rope_type") or raw.get("type") or "default"
+    if kind == "default":
+        return None
+    known = {"factor": raw["factor"]}
+    if kind == "llama3":
+        known["low_freq_factor"] = raw["low_freq_factor"]
+        known["high_freq_factor"] = raw["high_freq_factor"]
+        known["original_positions"] = raw["original_max_position_embeddings"]
+    return RopeScaling(kind, **known)
+
+
+def _sliding_window(raw: dict[str, Any]) -> int | None:
+    """Mistral's window. Qwen's applies only where use_sliding_window says so, to some layers: refused then."""
+    if raw["architectures"][0].startswith("Qwen"):
+        if raw.get("use_sliding_window"):
+            raise CheckpointError("use_sliding_window is not supported")
+        return None
+    window = raw.get("sliding_window")
+    return None if window is None else int(window)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / _INDEX).is_file():
+        weight_map = _json(folder / _INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{folder / _INDEX}: weight_map is missing")
+        names = sorted({str(name) for name in weight_map.values()})
+        if outside := [name for name in names if Path(name).name != name]:
+            raise CheckpointError(f"{folder / _INDEX}: {outside[0]!r} is not a file of this folder")
+        files = [folder / name for name in names]
+        if missing := [file for file in files if not file.is_file()]:
+            raise CheckpointError(f"{missing[0]}: named in the index, but not there")
+        return files
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(file.name for file in folder.glob("*.bin"))
+        hint = f"; {pickles[0]} is a pickle, which is not read" if pickles else ""
+        raise CheckpointError(f"{folder}: no *.safetensors file{hint}")
+    return files
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return document
