@@ -88,10 +88,9 @@ def run(model, prompts, output, slots=4, pool_blocks=200, block_size=4):
     return engine
 
 
-def test_prefill_and_64_greedy_tokens_agree_with_transformers(checkpoint):
-    reference, folder = checkpoint
-    tokens = prompt(0, 70)
-    engine = run(load(folder), [tokens], 64)
+def assert_agrees(reference, model, tokens, block_size=4):
+    """Prefill and 64 greedy tokens: the same text as transformers', every logit within the bound."""
+    engine = run(model, [tokens], 64, block_size=block_size)
     text = engine.take("r0").token_ids
     with torch.no_grad():
         want = reference(torch.tensor([tokens + text[:-1]])).logits[0]
@@ -99,6 +98,11 @@ def test_prefill_and_64_greedy_tokens_agree_with_transformers(checkpoint):
     for (_, stop), logits in engine.runner.seen.items():
         # two float32 implementations that sum in different orders
         torch.testing.assert_close(logits, want[stop - 1], rtol=0, atol=1e-4)
+
+
+def test_prefill_and_64_greedy_tokens_agree_with_transformers(checkpoint):
+    reference, folder = checkpoint
+    assert_agrees(reference, load(folder), prompt(0, 70))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

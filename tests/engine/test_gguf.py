@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from engine.errors import CheckpointError
 from engine.gguf_file import _gguf_name, load_gguf
 from engine.hf_folder import load_folder
-from tests.engine.test_checkpoint import COMMON, FAMILIES, load, run
+from tests.engine.test_checkpoint import COMMON, FAMILIES, assert_agrees, load, run
 from tests.helpers import CPU, prompt
 
 WRITTEN = {"llama": "llama", "llama-mha-tied": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -131,16 +131,8 @@ def test_smollm2_agrees_with_transformers(smollm2):
     reference = AutoModelForCausalLM.from_pretrained(
         smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    tokens = [token * 151 for token in prompt(0, 40)]
     torch.set_num_threads(2)
-    engine = run(load(smollm2), [tokens], 64, block_size=16)
-    text = engine.take("r0").token_ids
-    with torch.no_grad():
-        want = reference(torch.tensor([tokens + text[:-1]])).logits[0]
-    assert want[len(tokens) - 1 :].argmax(-1).tolist() == text
-    for (_, stop), logits in engine.runner.seen.items():
-        # the bound; logits reach 30, so this is a relative 3e-6
-        torch.testing.assert_close(logits, want[stop - 1], rtol=0, atol=1e-4)
+    assert_agrees(reference, load(smollm2), [token * 151 for token in prompt(0, 40)], block_size=16)
 
 
 @pytest.mark.smollm2
