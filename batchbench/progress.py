@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from batchbench.protocol import IterationOutcome
 from batchbench.sweep import SweepObserver
 from batchbench.timing import ContinuousTiming
+from batchbench.units import show_seconds
 
 _REDRAW_S = 0.1
 
@@ -58,7 +59,10 @@ class ProgressLines(SweepObserver):
             self._bar.stop()
 
     def _state(self) -> str:
-        return f"{self._finished}/{self._requests} requests, {self._iterations} iterations, {self._evictions} evictions"
+        return (
+            f"{self._finished}/{self._requests} requests, {self._iterations} iterations, "
+            f"{self._evictions} evictions, {show_seconds(time.monotonic() - self._began)}"
+        )
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()

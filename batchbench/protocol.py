@@ -84,29 +84,35 @@ class IterationOutcome:
     free_blocks: int | None = None
 
     def __post_init__(self) -> None:
-        counts = {name: getattr(self, name) for name in _COUNTS}
-        negative = next((name for name, value in counts.items() if value is not None and value < 0), None)
-        ledger = None if self.evictions is None else tuple(event.request_id for event in self.evictions)
-        evicted = self.preempted or ()
-        for wrong, message in (
-            (negative, f"{negative} is {counts.get(negative or '')}"),
-            (self.collected_tokens > self.issued_tokens,
-             f"{self.collected_tokens} tokens collected from {self.issued_tokens} rows"),
-            (self.positions < self.issued_tokens,
-             f"{self.issued_tokens} rows forwarded, but only {self.positions} positions"),
-            ((self.recomputed_tokens or 0) > self.positions,
-             f"{self.recomputed_tokens} positions recomputed of {self.positions} forwarded"),
-            ((self.rebuilt_tokens or 0) > self.positions,
-             f"{self.rebuilt_tokens} positions rebuilt of {self.positions} forwarded"),
-            ((self.prefill_rows or 0) > self.issued_tokens,
-             f"{self.prefill_rows} rows prefilled of {self.issued_tokens} forwarded"),
-            (len(self.finished) > self.collected_tokens,
-             f"{len(self.finished)} requests finished on {self.collected_tokens} tokens collected"),
-            (len(set(evicted)) < len(evicted), f"a request is evicted twice in one iteration: {evicted}"),
-            (ledger is not None and ledger != self.preempted, f"the ledger evicts {ledger}, not {self.preempted}"),
-        ):  # fmt: skip
-            if wrong:
-                raise OutcomeRefused(message)
+        if contradiction := self._contradiction():
+            raise OutcomeRefused(contradiction)
+
+    def _contradiction(self) -> str | None:
+        """What is wrong, or None; built once per iteration, so a message is formatted only when it is needed."""
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                return f"{name} is {value}"
+        rows, positions, evicted = self.issued_tokens, self.positions, self.preempted or ()
+        if self.collected_tokens > rows:
+            return f"{self.collected_tokens} tokens collected from {rows} rows"
+        if positions < rows:
+            return f"{rows} rows forwarded, but only {positions} positions"
+        if (self.recomputed_tokens or 0) > positions:
+            return f"{self.recomputed_tokens} positions recomputed of {positions} forwarded"
+        if (self.rebuilt_tokens or 0) > positions:
+            return f"{self.rebuilt_tokens} positions rebuilt of {positions} forwarded"
+        if (self.prefill_rows or 0) > rows:
+            return f"{self.prefill_rows} rows prefilled of {rows} forwarded"
+        if len(self.finished) > self.collected_tokens:
+            return f"{len(self.finished)} requests finished on {self.collected_tokens} tokens collected"
+        if len(set(evicted)) < len(evicted):
+            return f"a request is evicted twice in one iteration: {evicted}"
+        if self.evictions is not None:
+            ledger = tuple(event.request_id for event in self.evictions)
+            if ledger != self.preempted:
+                return f"the ledger evicts {ledger}, not {self.preempted}"
+        return None
 
     @property
     def positions(self) -> int:

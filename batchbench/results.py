@@ -7,7 +7,8 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,7 +59,7 @@ class ResultWriter:
 
     def open(self) -> None:
         """Create the folder with no parts in it. Raises UsageError if it cannot be written or is not ours."""
-        try:
+        with _writing(self.folder, UsageError):
             self.folder.mkdir(parents=True, exist_ok=True)
             for file in _FILES:
                 if (self.folder / file).is_dir():
@@ -66,34 +67,28 @@ class ResultWriter:
             self.discard_parts()
             self._parts.mkdir()
             (self._parts / _MARK).touch()
-        except OSError as error:
-            raise UsageError(f"output folder {self.folder}: {error.strerror or error}") from None
 
     def save_pool(self, timing: ContinuousTiming) -> None:
-        """Save a finished pool under parts/, complete or not at all; paired columns wait for `join`."""
+        """Save a finished pool among the parts, complete or not at all; paired columns wait for `join`."""
         name = f"pool-{timing.pool_blocks}"
         unfinished = self._parts / f".{name}"
-        try:
+        with _writing(self.folder):
             unfinished.mkdir()
             for table, data in arrow_tables([timing], None).items():
                 self._write_table(data, unfinished / f"{table}.parquet")
             unfinished.rename(self._parts / name)
-        except OSError as error:
-            raise BatchbenchError(f"output folder {self.folder}: {error.strerror or error}") from None
 
     def join(self, timings: list[ContinuousTiming], run: Mapping[str, Any]) -> None:
         """Replace the folder's tables and run.json by this sweep's, then drop the parts."""
         tables = arrow_tables(timings, reference_timing(timings))
         document = {"schema_version": SCHEMA_VERSION, "run_id": self._run_id, **run}
-        try:
+        with _writing(self.folder):
             for name, data in tables.items():
                 self._write_table(data, self._parts / f"{name}.parquet")
             (self._parts / "run.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             for file in _FILES:
                 os.replace(self._parts / file, self.folder / file)
             self.discard_parts()
-        except OSError as error:
-            raise BatchbenchError(f"output folder {self.folder}: {error.strerror or error}") from None
 
     def discard_parts(self) -> None:
         """Forget the pools saved so far. Raises UsageError rather than delete what batchbench did not make."""
@@ -109,17 +104,24 @@ class ResultWriter:
         pq.write_table(data.replace_schema_metadata(metadata), path)
 
 
+@contextmanager
+def _writing(folder: Path, refused: type[BatchbenchError] = BatchbenchError) -> Iterator[None]:
+    """The system's refusals as one line that names the folder: bad input before a sweep, a failure during one."""
+    try:
+        yield
+    except OSError as error:
+        raise refused(f"output folder {folder}: {error.strerror or error}") from None
+
+
 def require_writable(folder: Path) -> None:
     """Raise UsageError if `folder` could not be written or created. Leaves nothing behind."""
-    try:
+    with _writing(folder, UsageError):
         target = folder.absolute()
         nearest = next(path for path in (target, *target.parents) if _there(path))
         for part in target.relative_to(nearest).parts:
             _there(nearest / part)  # a name that is too long
         with tempfile.TemporaryFile(dir=nearest):
             pass
-    except OSError as error:
-        raise UsageError(f"output folder {folder}: {error.strerror or error}") from None
 
 
 def _there(path: Path) -> bool:

@@ -14,6 +14,7 @@ from batchbench.schema import TABLES, arrow_schema
 from batchbench.timing import ContinuousTiming, mean, total
 
 Row = dict[str, Any]
+Admitted = dict[str, list[tuple[int, Admission]]]  # request id -> its admissions and their iterations
 
 
 def arrow_tables(timings: Sequence[ContinuousTiming], reference: ContinuousTiming | None) -> dict[str, pa.Table]:
@@ -36,12 +37,13 @@ def arrow_tables(timings: Sequence[ContinuousTiming], reference: ContinuousTimin
 
 
 def _rows(timing: ContinuousTiming, reference: ContinuousTiming | None) -> dict[str, Iterable[Row]]:
+    admitted = _admissions_of(timing)
     return {
         "pools": [_pool_row(timing, reference)],
-        "requests": _request_rows(timing, reference),
+        "requests": _request_rows(timing, reference, admitted),
         "iterations": _iteration_rows(timing),
         "admissions": _admission_rows(timing),
-        "evictions": _eviction_rows(timing),
+        "evictions": _eviction_rows(timing, admitted),
         "texts": (
             {"request_id": request.request_id, **dataclasses.asdict(timing.texts[request.request_id])}
             for request in timing.requests
@@ -85,9 +87,8 @@ def _pool_row(t: ContinuousTiming, reference: ContinuousTiming | None) -> Row:
     }
 
 
-def _request_rows(t: ContinuousTiming, reference: ContinuousTiming | None) -> Iterable[Row]:
+def _request_rows(t: ContinuousTiming, reference: ContinuousTiming | None, admitted: Admitted) -> Iterable[Row]:
     ratios = {} if reference is None else t.paired_latency_ratios(reference)
-    admitted = _admissions_of(t)
     for request in t.requests:
         rid = request.request_id
         evicted_at = t.preempted_at.get(rid, ())
@@ -143,8 +144,7 @@ def _admission_rows(t: ContinuousTiming) -> Iterable[Row]:
             yield {"iteration": record.iteration, **dataclasses.asdict(admission)}
 
 
-def _eviction_rows(t: ContinuousTiming) -> Iterable[Row]:
-    admitted = _admissions_of(t)
+def _eviction_rows(t: ContinuousTiming, admitted: Admitted) -> Iterable[Row]:
     nth: dict[str, int] = {}
     for record in t.iterations:
         details = record.outcome.evictions or [Eviction(rid) for rid in record.outcome.preempted or ()]
@@ -159,9 +159,9 @@ def _eviction_rows(t: ContinuousTiming) -> Iterable[Row]:
             yield row
 
 
-def _admissions_of(t: ContinuousTiming) -> dict[str, list[tuple[int, Admission]]]:
-    """Request id -> its admissions and their iterations; empty where the engine does not report them."""
-    admitted: dict[str, list[tuple[int, Admission]]] = {}
+def _admissions_of(t: ContinuousTiming) -> Admitted:
+    """Every request's admissions; empty where the engine does not report them."""
+    admitted: Admitted = {}
     for record in t.iterations:
         if record.outcome.admissions is None:
             return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_sweep_writes_tables_and_figures_and_says_where(here):
     assert "figures: plots/day34/*.png" in done.stdout
     assert [line.split()[1] for line in done.stderr.splitlines()] == ["48", "32", "24", "16", "12", "8"]
     assert "6/6 requests, 64 iterations, 7 evictions" in done.stderr
+    assert all(re.search(r"evictions, [0-9.]+ (ms|s|us)$", line) for line in done.stderr.splitlines())
 
 
 def test_no_progress_is_silent_and_out_moves_everything(here):
