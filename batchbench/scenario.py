@@ -42,8 +42,17 @@ class EngineSettings(_Frozen):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of weights and K/V.")
     seed: Index = Field(0, description="Seed of the embedded model's weights.")
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(
-        1,
-        description="Processor threads of torch; the embedded model is too small to gain from more, a real one gains.",
+        1, description="Processor threads; the embedded model is too small to gain from more, a real one gains."
+    )
+    kernels: Literal["auto", "native", "torch"] = Field(
+        "auto",
+        description="What computes the model on a processor: `native` (C++, built on first use), `torch`, or `auto`: "
+        "native where there is a compiler.",
+    )
+    numerics: Literal["exact", "fast"] = Field(
+        "exact",
+        description="`exact`: a request's bits do not depend on its company. `fast`: no such promise, and texts may "
+        "differ between pools.",
     )
 
 

@@ -10,6 +10,7 @@ on its neighbours in the tile nor on how many chunks the longest request needs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from engine.kv_store import KVStore
 
 KEY_CHUNK = 32
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.integer[Any]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def assemble(
         return read(name).to(device, dtype)
 
     embedding = get("model.embed_tokens.weight")
-    layers = tuple(_layer(config, get, f"model.layers.{index}.") for index in range(config.layers))
+    layers = [_layer(config, get, f"model.layers.{index}.") for index in range(config.layers)]
     lm_head = embedding if config.tied_embedding else get("lm_head.weight")
     return Model(config, ModelWeights(embedding, layers, get("model.norm.weight"), lm_head))
 

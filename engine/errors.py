@@ -29,3 +29,7 @@ class AuditError(EngineError):
 
 class NumericsError(EngineError):
     """This machine computes a row differently in different company; names the operation and shape."""
+
+
+class KernelsUnavailable(EngineError):
+    """The native kernels cannot be built or used here; says why. The torch model runs everywhere."""

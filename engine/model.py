@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention import Tiling, Walk, paged_attention
+from engine.attention import Tiling, paged_attention, plan_walk
+from engine.batch import Batch
 from engine.config import ModelConfig, RopeScaling
 from engine.kv_store import KVStore
-from engine.numerics import Tiles, linear, rms_norm, silu
+from engine.numerics import FAST, Tiles, linear, padded_rows, rms_norm, silu
+from engine.sampler import greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class LayerWeights:
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
     embedding: Tensor  # [vocab, hidden]
-    layers: tuple[LayerWeights, ...]
+    layers: list[LayerWeights]
     norm: Tensor  # [hidden]
     lm_head: Tensor  # [vocab, hidden]
 
@@ -53,19 +57,8 @@ class ModelWeights:
         return embedding + small + sum(matrix.nbytes for _, matrix in self.matrices())
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The tensors of one ragged forward; `padded` rows, of which the first `positions` are real."""
-
-    token_ids: Tensor  # [padded]
-    positions: Tensor  # [padded] absolute position of each token in its request
-    cells: Tensor  # [positions] where each K/V goes
-    last: Tensor  # [padded rows] batch row of each request's last position
-    walk: Walk
-
-
 class Model:
-    """Weights and the forward. Stateless: K/V lives in the store that is passed in.
+    """A Decoder of torch operations: every device, no compiler.
 
     tiles: shapes in which products are issued; those of `selftest.choose_tiles` keep a row's bits.
     """
@@ -75,27 +68,56 @@ class Model:
         self.weights = weights
         self.tiles = tiles
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
-        self.rope_cos, self.rope_sin = _rope_tables(config, self.device)
+        cos, sin = rope_tables(config, self.device)
+        self.rope_cos, self.rope_sin = cos.unsqueeze(1), sin.unsqueeze(1)
 
     @property
-    def query_tiling(self) -> Tiling:
-        return Tiling(self.tiles.queries, self.config.heads // self.config.kv_heads, self.config.sliding_window)
+    def weight_bytes(self) -> int:
+        return self.weights.nbytes
+
+    @property
+    def matrix_bytes(self) -> int:
+        return sum(matrix.nbytes for _, matrix in self.weights.matrices())
+
+    @property
+    def numerics(self) -> str:
+        if self.tiles == FAST:
+            return "fast (torch, no promise)"
+        return f"exact (torch, tiles of {self.tiles.rows} rows, {self.tiles.queries} queries)"
+
+    def padded_rows(self, rows: int) -> int:
+        return padded_rows(rows, self.tiles.rows)
+
+    def greedy(self, logits: Tensor) -> tuple[list[int], list[float]]:
+        return greedy(logits)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, store: KVStore) -> Tensor:
-        """Compute `batch`, write its K/V, return float32 logits [padded rows, vocab]."""
         cfg, weights, tile = self.config, self.weights, self.tiles.rows
-        cos, sin = self.rope_cos[batch.positions], self.rope_sin[batch.positions]
-        real = batch.cells.shape[0]
-        x = weights.embedding[batch.token_ids]
+        real, padded = len(batch.token_ids), self.padded_rows(len(batch.token_ids))
+        starts, stops = batch.starts.astype(np.int64), batch.stops.astype(np.int64)
+        tiling = Tiling(self.tiles.queries, cfg.heads // cfg.kv_heads, cfg.sliding_window)
+        walk = plan_walk(batch.tables, starts, stops, batch.block_size, tiling, padded, self.device)
+        cells = self._indices(batch.cells, real)
+        positions = self._indices(batch.positions, padded)
+        last = self._indices(np.cumsum(stops - starts) - 1, self.padded_rows(len(starts)))
+        cos, sin = self.rope_cos[positions], self.rope_sin[positions]
+        x = weights.embedding[self._indices(batch.token_ids, padded)]
         for index, layer in enumerate(weights.layers):
             q, k, v = self._qkv(x, layer)
-            store.write(index, batch.cells, _rotate(k, cos, sin)[:real], v[:real])
+            store.write(index, cells, _rotate(k, cos, sin)[:real], v[:real])
             q = _rotate(q, cos, sin) * cfg.head_dim**-0.5
-            x = x + linear(paged_attention(q, store, index, batch.walk), layer.output, tile)
+            x = x + linear(paged_attention(q, store, index, walk), layer.output, tile)
             gate, up = linear(rms_norm(x, layer.mlp_norm, cfg.rms_eps), layer.gate_up, tile).chunk(2, dim=-1)
             x = x + linear(silu(gate) * up, layer.down, tile)
-        return linear(rms_norm(x[batch.last], weights.norm, cfg.rms_eps), weights.lm_head, tile).float()
+        logits = linear(rms_norm(x[last], weights.norm, cfg.rms_eps), weights.lm_head, tile)
+        return logits[: len(starts)].float()
+
+    def _indices(self, array: np.ndarray[tuple[int, ...], np.dtype[Any]], size: int) -> Tensor:
+        """[size] int64 on the device, zeros after the array's end."""
+        padded = np.zeros(size, dtype=np.int64)
+        padded[: len(array)] = array
+        return torch.from_numpy(padded).to(self.device)
 
     def _qkv(self, x: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim], not yet rotated."""
@@ -110,13 +132,12 @@ class Model:
         return q, k, v
 
 
-def _rope_tables(config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [max_positions, 1, head_dim / 2] (Su et al., 2021), from float64."""
+def rope_tables(config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [max_positions, head_dim / 2] (Su et al., 2021), float32 from float64."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
     frequencies = _scaled(config.rope_theta**-exponents, config.rope_scaling)
     angles = torch.arange(config.max_positions, dtype=torch.float64)[:, None] * frequencies
-    cos, sin = angles.cos().float(), angles.sin().float()
-    return cos.unsqueeze(1).to(device), sin.unsqueeze(1).to(device)
+    return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:

@@ -22,20 +22,30 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """rows: batch rows per matrix product. queries: positions of one request per attention product."""
+    """rows: batch rows per matrix product; 0 for all there are.
+
+    queries: positions of one request per attention product.
+    """
 
     rows: int = 32
     queries: int = 8
 
 
+FAST = Tiles(rows=0)
+"""No promise: a product has as many rows as the batch, and the library picks its kernel by that number."""
+
+
 def padded_rows(rows: int, tile: int) -> int:
-    """`rows` rounded up to a whole number of tiles."""
-    return -(-rows // tile) * tile
+    """`rows` rounded up to a whole number of tiles; tile 0 leaves them as they are."""
+    return -(-rows // tile) * tile if tile else rows
 
 
 def linear(x: Tensor, weight: Tensor, tile: int) -> Tensor:
-    """x @ weight.T in tiles of that many rows. x: [rows, in], rows a multiple of tile; weight: [out, in]."""
-    if x.shape[0] == tile:
+    """x @ weight.T in tiles of that many rows, or whole if 0.
+
+    x: [rows, in], rows a multiple of tile; weight: [out, in].
+    """
+    if tile in (0, x.shape[0]):
         return F.linear(x, weight)
     return torch.cat([F.linear(rows, weight) for rows in torch.split(x, tile)])
 

@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from engine.attention import Ints, plan_walk
+from engine.batch import Batch, Decoder, Ints
 from engine.config import SchedulerConfig
 from engine.errors import RequestRefused
 from engine.kv_store import KVStore
-from engine.model import Batch, Model
-from engine.numerics import padded_rows
 from engine.plan import Plan, RunnerState, TableUpdate
-from engine.sampler import greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +46,12 @@ class TorchRunner:
     the audit can compare K/V with text.
     """
 
-    def __init__(self, model: Model, config: SchedulerConfig, *, track_writes: bool = False) -> None:
+    def __init__(self, model: Decoder, config: SchedulerConfig, *, track_writes: bool = False) -> None:
         self.model = model
         self.block_size = config.block_size
         self.store = KVStore(model.config, config.pool_blocks, config.block_size, model.dtype, model.device)
         longest = min(config.pool_blocks, config.blocks_for(model.config.max_positions))
-        self.tables = np.zeros((config.slots, longest), dtype=np.int64)
+        self.tables = np.zeros((config.slots, longest), dtype=np.int32)
         self.track_writes = track_writes
         self._written: dict[int, tuple[str, int]] = {}
         self._latest: dict[int, tuple[str, int]] = {}
@@ -74,24 +70,24 @@ class TorchRunner:
             )
 
     def execute(self, plan: Plan) -> RunOutput:
-        token_ids, gaps = greedy(self.logits(plan))
-        return RunOutput(token_ids, gaps, self._padded(plan.positions) - plan.positions)
+        token_ids, gaps = self.model.greedy(self.logits(plan))
+        return RunOutput(token_ids, gaps, self.model.padded_rows(plan.positions) - plan.positions)
 
     def logits(self, plan: Plan) -> Tensor:
-        """Run the plan's forward. Returns float32 [rows, vocab], each row's logits at its last position."""
+        """Run the plan's forward. Returns float32 [rows, vocab], each row's logits at its last position.
+
+        Valid until the next call.
+        """
         for update in plan.table_updates:
             self._update_table(update)
         batch = self._batch(plan)
-        logits = self.model.forward(batch, self.store)[: len(plan.slots)]
+        logits = self.model.forward(batch, self.store)
         if self.track_writes:
             self._note_writes(plan, batch)
         return logits
 
     def state(self) -> RunnerState:
         return RunnerState(self.tables.tolist(), self._written, self._latest, self.track_writes)
-
-    def _padded(self, rows: int) -> int:
-        return padded_rows(rows, self.model.tiles.rows)
 
     def _update_table(self, update: TableUpdate) -> None:
         self.tables[update.slot, update.first : update.first + len(update.blocks)] = update.blocks
@@ -107,25 +103,13 @@ class TorchRunner:
         self._written.update(self._latest)
 
     def _batch(self, plan: Plan) -> Batch:
-        starts, stops = np.asarray(plan.starts, dtype=np.int64), np.asarray(plan.stops, dtype=np.int64)
+        starts, stops = np.asarray(plan.starts, dtype=np.int32), np.asarray(plan.stops, dtype=np.int32)
         lengths = stops - starts
-        ends = np.cumsum(lengths)
-        padded = self._padded(plan.positions)
-        token_ids, positions = np.zeros(padded, dtype=np.int64), np.zeros(padded, dtype=np.int64)
-        token_ids[: plan.positions] = plan.token_ids
-        at = np.arange(plan.positions) + np.repeat(starts - (ends - lengths), lengths)
-        positions[: plan.positions] = at
-        last = np.zeros(self._padded(len(lengths)), dtype=np.int64)
-        last[: len(lengths)] = ends - 1
-
+        row = np.repeat(np.arange(len(lengths)), lengths)  # of each position
+        firsts = np.cumsum(lengths) - lengths
+        positions = (np.arange(plan.positions) + (starts - firsts)[row]).astype(np.int32)
         width = int(stops.max() - 1) // self.block_size + 1
-        tables = self.tables[np.asarray(plan.slots), :width]
-        blocks = tables[np.repeat(np.arange(len(lengths)), lengths), at // self.block_size]
-        cells = blocks * self.block_size + at % self.block_size
-        device = self.model.device
-        walk = plan_walk(tables, starts, stops, self.block_size, self.model.query_tiling, padded, device)
-
-        def tensor(array: Ints) -> Tensor:
-            return torch.from_numpy(array).to(device)
-
-        return Batch(tensor(token_ids), tensor(positions), tensor(cells), tensor(last), walk)
+        tables: Ints = np.ascontiguousarray(self.tables[np.asarray(plan.slots), :width])
+        cells = tables[row, positions // self.block_size] * self.block_size + positions % self.block_size
+        token_ids = np.asarray(plan.token_ids, dtype=np.int32)
+        return Batch(token_ids, positions, cells.astype(np.int32), starts, stops, tables, self.block_size)

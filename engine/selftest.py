@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.attention import KEY_CHUNK, Tiling, paged_attention, plan_walk
+from engine.batch import Batch, Decoder, Ints
 from engine.errors import NumericsError
 from engine.kv_store import KVStore
 from engine.model import Model
@@ -106,6 +108,56 @@ def _check_attention(model: Model, tile: int) -> None:
         for others in (1, 2, 7, 31, 100):
             company = [(n % keys, n % keys + 1) for n in range(others)] + [(keys - 1, keys)]
             _require(model, f"{what}, among {others} others", last_query(company), want)
+
+
+@torch.inference_mode()
+def check_decoder(decoder: Decoder) -> None:
+    """One text through whole forwards: decoded alone, prefilled, resumed, in company, at another place of the pool.
+
+    Raises NumericsError naming the first way of computing it that gives other bits.
+    """
+    cfg, length, block_size = decoder.config, 7, 4
+    text = [n * 7919 % cfg.vocab_size for n in range(length)]
+
+    def last_logits(*rows: tuple[int, int, int], store: KVStore) -> Tensor:
+        """Of the last row. rows: (first block, start, stop), each computing that part of the text."""
+        names = [(block, at) for block, start, stop in rows for at in range(start, stop)]
+        tables = [[block, block + 1] for block, _, _ in rows]
+        batch = Batch(
+            token_ids=_int32([text[at] for _, at in names]),
+            positions=_int32([at for _, at in names]),
+            cells=_int32([block * block_size + at for block, at in names]),
+            starts=_int32([start for _, start, _ in rows]),
+            stops=_int32([stop for _, _, stop in rows]),
+            tables=_int32(tables),
+            block_size=block_size,
+        )
+        return decoder.forward(batch, store)[-1].clone()
+
+    def store() -> KVStore:
+        return KVStore(cfg, 80, block_size, decoder.dtype, decoder.device)
+
+    decoded = store()
+    for at in range(length):
+        want = last_logits((0, at, at + 1), store=decoded)
+    resumed = store()
+    last_logits((6, 0, 4), store=resumed)
+    company = [(2 * n, 0, 1 + n % length) for n in range(1, 33)]
+    ways = {
+        "one prefill": last_logits((0, 0, length), store=store()),
+        "a resumed prefill": last_logits((6, 4, length), store=resumed),
+        "among 32 others": last_logits(*company, (70, 0, length), store=store()),
+    }
+    for way, got in ways.items():
+        if not torch.equal(got, want):
+            raise NumericsError(
+                f"numerics self-test: {way} gives other bits than decoding alone ({decoder.numerics}, {decoder.dtype} "
+                f"on {decoder.device}), so texts could not be proved identical on this machine; kernels = 'torch' may do"
+            )
+
+
+def _int32(values: Sequence[Any]) -> Ints:
+    return np.array(values, dtype=np.int32)
 
 
 def _values(model: Model, rows: int, columns: int) -> Tensor:

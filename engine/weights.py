@@ -36,7 +36,7 @@ def tiny_model(seed: int, dtype: torch.dtype, device: torch.device) -> Model:
         return torch.ones(cfg.hidden_size, dtype=dtype, device=device)
 
     embedding = draw.uniform(cfg.vocab_size, cfg.hidden_size, 1.0).to(device, dtype)
-    layers = tuple(
+    layers = [
         LayerWeights(
             attention_norm=ones(),
             qkv=matrix(qkv_rows, cfg.hidden_size),
@@ -46,7 +46,7 @@ def tiny_model(seed: int, dtype: torch.dtype, device: torch.device) -> Model:
             down=matrix(cfg.hidden_size, cfg.intermediate_size),
         )
         for _ in range(cfg.layers)
-    )
+    ]
     lm_head = matrix(cfg.vocab_size, cfg.hidden_size, gain=1.0)
     return Model(cfg, ModelWeights(embedding, layers, ones(), lm_head))
 

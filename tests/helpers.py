@@ -6,30 +6,44 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
+import pytest
 import torch
 
+from engine.batch import Decoder
 from engine.config import SchedulerConfig
 from engine.core import Engine, Output, Step
-from engine.model import Model
+from engine.cpu_kernels import load_kernels
+from engine.decoders import choose_decoder
+from engine.errors import KernelsUnavailable
 from engine.plan import Plan
 from engine.runner import RunOutput, TorchRunner
 from engine.scheduler import Scheduler
-from engine.selftest import choose_tiles
 from engine.weights import tiny_model
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
+def _why_no_kernels() -> str:
+    try:
+        load_kernels()
+    except KernelsUnavailable as error:
+        return f"no native kernels: {error}"
+    return ""
+
+
+needs_compiler = pytest.mark.skipif(bool(_why_no_kernels()), reason=_why_no_kernels())
+KERNELS = (pytest.param("native", marks=needs_compiler), "torch")
+
+
 @cache
-def _tiny(dtype: torch.dtype, threads: int) -> Model:
-    model = tiny_model(0, dtype, CPU)
-    return Model(model.config, model.weights, choose_tiles(model))
+def _tiny(dtype: torch.dtype, kernels: str, threads: int) -> Decoder:
+    return choose_decoder(tiny_model(0, dtype, CPU), kernels=kernels, threads=threads)
 
 
-def tiny(dtype: torch.dtype = torch.float32) -> Model:
-    """The embedded model in tiles that hold on this machine at the current thread count."""
-    return _tiny(dtype, torch.get_num_threads())
+def tiny(dtype: torch.dtype = torch.float32, kernels: str = "auto") -> Decoder:
+    """The embedded model, with its promise checked at the current thread count."""
+    return _tiny(dtype, kernels, torch.get_num_threads())
 
 
 def prompt(number: int, tokens: int) -> list[int]:
@@ -53,12 +67,12 @@ class NoRunner:
 class LogitsRunner(TorchRunner):
     """Keeps every row's logits by (request id, position of the token they predict)."""
 
-    def __init__(self, model: Model, config: SchedulerConfig) -> None:
+    def __init__(self, model: Decoder, config: SchedulerConfig) -> None:
         super().__init__(model, config, track_writes=True)
         self.seen: dict[tuple[str, int], torch.Tensor] = {}
 
     def logits(self, plan: Plan) -> torch.Tensor:
-        logits = super().logits(plan)
+        logits = super().logits(plan).clone()  # valid until the next forward only
         self.seen.update(zip(zip(plan.request_ids, plan.stops, strict=True), logits, strict=True))
         return logits
 
@@ -69,11 +83,16 @@ def bare_engine(slots: int, pool_blocks: int, block_size: int = 4, watermark_blo
 
 
 def real_engine(
-    slots: int, pool_blocks: int, block_size: int = 4, watermark_blocks: int = 0, dtype: torch.dtype = torch.float32
+    slots: int,
+    pool_blocks: int,
+    block_size: int = 4,
+    watermark_blocks: int = 0,
+    dtype: torch.dtype = torch.float32,
+    kernels: str = "auto",
 ) -> Engine:
     """The tiny model, audited down to its K/V writes."""
     config = SchedulerConfig(slots, pool_blocks, block_size, watermark_blocks)
-    return Engine(config, LogitsRunner(tiny(dtype), config), with_audit=True)
+    return Engine(config, LogitsRunner(tiny(dtype, kernels), config), with_audit=True)
 
 
 def drain(engine: Engine, limit: int = 10_000) -> list[Step]:

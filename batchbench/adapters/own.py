@@ -16,13 +16,14 @@ from batchbench.errors import EngineFailed, RequestRefused, UsageError
 from batchbench.protocol import Admission, EngineDescription, Eviction, IterationOutcome, RequestSpec, Text
 from batchbench.scenario import EngineSettings
 from batchbench.units import show_bytes
+from engine.batch import Decoder
 from engine.config import SchedulerConfig
 from engine.core import Engine
+from engine.decoders import choose_decoder
 from engine.gguf_file import load_gguf
 from engine.hf_folder import load_folder
 from engine.model import Model
 from engine.runner import TorchRunner
-from engine.selftest import choose_tiles
 from engine.weights import tiny_model
 
 _REPORTS = tuple(field.name for field in fields(IterationOutcome))
@@ -41,7 +42,9 @@ class OwnEngineFactory:
         torch.set_num_threads(settings.threads)
         model = _load_model(settings, device)
         with _translated():
-            self.model = Model(model.config, model.weights, choose_tiles(model))
+            self.model = choose_decoder(
+                model, kernels=settings.kernels, numerics=settings.numerics, threads=settings.threads
+            )
 
     def __call__(self, pool_blocks: int) -> OwnEngine:
         return OwnEngine(self.settings, self.model, pool_blocks, audit=self.audit)
@@ -50,7 +53,7 @@ class OwnEngineFactory:
 class OwnEngine:
     """One engine with one pool."""
 
-    def __init__(self, settings: EngineSettings, model: Model, pool_blocks: int, *, audit: bool = False) -> None:
+    def __init__(self, settings: EngineSettings, model: Decoder, pool_blocks: int, *, audit: bool = False) -> None:
         self._settings, self._model = settings, model
         with _translated():
             config = SchedulerConfig(settings.slots, pool_blocks, settings.block_size, settings.watermark_blocks)
@@ -76,12 +79,12 @@ class OwnEngine:
             block_size=config.block_size,
             pool_blocks=config.pool_blocks,
             kv_bytes_per_token=_kv_bytes_per_token(model),
-            weight_bytes=model.weights.nbytes,
-            iteration_weight_bytes=sum(matrix.nbytes for _, matrix in model.weights.matrices()),
+            weight_bytes=model.weight_bytes,
+            iteration_weight_bytes=model.matrix_bytes,
             watermark_blocks=config.watermark_blocks,
             victim=config.victim,
-            numerics=f"exact (tiles of {model.tiles.rows} rows, {model.tiles.queries} queries)",
-            threads=torch.get_num_threads(),
+            numerics=model.numerics,
+            threads=self._settings.threads,
             reports=_REPORTS,
             versions={"torch": torch.__version__, "python": platform.python_version()},
         )
@@ -139,7 +142,7 @@ def _load_model(settings: EngineSettings, device: torch.device) -> Model:
     raise UsageError(f"unknown model {settings.model!r}: not tiny, and no checkpoint folder or GGUF file of that path")
 
 
-def _kv_bytes_per_token(model: Model) -> int:
+def _kv_bytes_per_token(model: Decoder) -> int:
     return model.config.kv_elements_per_token * model.dtype.itemsize
 
 
@@ -164,7 +167,7 @@ def _translated() -> Iterator[None]:
         yield
     except engine.errors.RequestRefused as error:
         raise RequestRefused(str(error)) from error
-    except (engine.errors.ConfigError, engine.errors.CheckpointError) as error:
+    except (engine.errors.ConfigError, engine.errors.CheckpointError, engine.errors.KernelsUnavailable) as error:
         raise UsageError(str(error)) from error
     except (engine.errors.EngineError, RuntimeError, MemoryError) as error:  # torch raises RuntimeError
         raise EngineFailed(f"{type(error).__name__}: {error}") from error

@@ -40,7 +40,7 @@ def run(rows, block_size, dtype=torch.float32, seed=0):
         values.append(v)
     starts, stops = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
     lengths = stops - starts
-    tiles = tiny().tiles
+    tiles = tiny(kernels="torch").tiles
     padded = padded_rows(int(lengths.sum()), tiles.rows)
     queries = torch.zeros(padded, HEADS, HEAD_DIM, dtype=dtype)
     at = 0
@@ -88,4 +88,4 @@ def test_a_query_has_the_same_bits_alone_in_a_prefill_and_in_company(position, d
 
 
 def test_a_tile_and_a_chunk_are_crossed_by_these_tests():
-    assert tiny().tiles.queries < 40 and KEY_CHUNK < 71
+    assert tiny(kernels="torch").tiles.queries < 40 and KEY_CHUNK < 71

@@ -20,12 +20,11 @@ from transformers import (
 
 from engine.config import SchedulerConfig
 from engine.core import Engine
+from engine.decoders import choose_decoder
 from engine.errors import CheckpointError
 from engine.gguf_file import load_gguf
 from engine.hf_folder import load_folder
-from engine.model import Model
-from engine.selftest import choose_tiles
-from tests.helpers import CPU, DTYPES, LogitsRunner, drain, prompt
+from tests.helpers import CPU, DTYPES, KERNELS, LogitsRunner, drain, prompt
 
 COMMON = {
     "vocab_size": 256,
@@ -73,10 +72,10 @@ def checkpoint(request, tmp_path_factory):
     return reference, folder
 
 
-def load(path, dtype=torch.float32):
-    """A folder or a GGUF file, in tiles that hold here."""
+def load(path, dtype=torch.float32, kernels="auto"):
+    """A folder or a GGUF file, its promise checked."""
     model = (load_gguf if path.suffix == ".gguf" else load_folder)(path, dtype, CPU)
-    return Model(model.config, model.weights, choose_tiles(model))
+    return choose_decoder(model, kernels=kernels, threads=torch.get_num_threads())
 
 
 def run(model, prompts, output, slots=4, pool_blocks=200, block_size=4):
@@ -100,15 +99,17 @@ def assert_agrees(reference, model, tokens, block_size=4):
         torch.testing.assert_close(logits, want[stop - 1], rtol=0, atol=1e-4)
 
 
-def test_prefill_and_64_greedy_tokens_agree_with_transformers(checkpoint):
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_prefill_and_64_greedy_tokens_agree_with_transformers(checkpoint, kernels):
     reference, folder = checkpoint
-    assert_agrees(reference, load(folder), prompt(0, 70))
+    assert_agrees(reference, load(folder, kernels=kernels), prompt(0, 70))
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_bits_do_not_depend_on_company_or_eviction(checkpoint, dtype):
+def test_bits_do_not_depend_on_company_or_eviction(checkpoint, dtype, kernels):
     _, folder = checkpoint
-    model = load(folder, dtype)
+    model = load(folder, dtype, kernels)
     prompts = [prompt(n, 3 + 11 * n) for n in range(4)]
     roomy = run(model, prompts, 20)
     tight = run(model, prompts, 20, pool_blocks=14)

@@ -7,7 +7,7 @@ import torch
 
 from engine.errors import EngineError, NoProgress, NumericsError
 from engine.sampler import greedy
-from tests.helpers import bare_engine, drain, prompt, real_engine
+from tests.helpers import KERNELS, bare_engine, drain, prompt, real_engine
 
 COUNTERS = (
     "issued_tokens",
@@ -21,7 +21,7 @@ COUNTERS = (
 
 
 def test_totals_are_the_sums_of_the_steps():
-    engine = real_engine(slots=6, pool_blocks=12)
+    engine = real_engine(slots=6, pool_blocks=12, kernels="torch")
     for n in range(6):
         engine.submit(f"r{n}", prompt(n, 5), 24)
     steps = drain(engine)
@@ -31,7 +31,7 @@ def test_totals_are_the_sums_of_the_steps():
 
 
 def test_padding_fills_whole_tiles_and_is_no_position():
-    engine = real_engine(slots=2, pool_blocks=30)
+    engine = real_engine(slots=2, pool_blocks=30, kernels="torch")
     engine.submit("a", prompt(0, 30), 2)
     engine.submit("b", prompt(1, 5), 2)
     first, second = drain(engine)
@@ -72,9 +72,10 @@ def test_greedy_takes_the_lowest_id_among_equals():
     assert greedy(logits) == ([1, 0], [0.0, 0.0])
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_logits_that_are_not_finite_are_an_error_not_a_text(bad):
-    engine = real_engine(slots=1, pool_blocks=8)
+def test_logits_that_are_not_finite_are_an_error_not_a_text(bad, kernels):
+    engine = real_engine(slots=1, pool_blocks=8, kernels=kernels)
     engine.submit("r", prompt(0, 5), 4)
     engine.step()
     engine.runner.store.values[0, 0, 0] = bad

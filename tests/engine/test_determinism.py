@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+
 import pytest
 import torch
 
-from tests.helpers import DTYPES, drain, prompt, real_engine
+import engine.cpu_model
+from engine.config import SchedulerConfig
+from engine.core import Engine
+from engine.cpu_kernels import build, declare
+from engine.decoders import choose_decoder
+from engine.weights import tiny_model
+from tests.helpers import CPU, DTYPES, KERNELS, LogitsRunner, drain, needs_compiler, prompt, real_engine
 
 PROMPT, OUTPUT = prompt(0, 9), 40
 
@@ -15,8 +24,8 @@ def logits_of(engine, request_id="it"):
     return {stop: row for (rid, stop), row in engine.runner.seen.items() if rid == request_id}
 
 
-def alone(dtype):
-    engine = real_engine(slots=1, pool_blocks=64, dtype=dtype)
+def alone(dtype, kernels):
+    engine = real_engine(slots=1, pool_blocks=64, dtype=dtype, kernels=kernels)
     engine.submit("it", PROMPT, OUTPUT)
     return logits_of(engine)
 
@@ -27,22 +36,24 @@ def assert_same_bits(got, want):
         assert torch.equal(got[stop], want[stop]), f"logits after {stop} tokens differ"
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("others", [1, 2, 3, 6, 7, 8, 31, 32, 40])
-def test_among_others_of_other_lengths(dtype, others):
-    engine = real_engine(slots=others + 1, pool_blocks=2000, dtype=dtype)
+def test_among_others_of_other_lengths(kernels, dtype, others):
+    engine = real_engine(slots=others + 1, pool_blocks=2000, dtype=dtype, kernels=kernels)
     for n in range(others):
         engine.submit(f"o{n}", prompt(n + 1, 1 + 7 * n % 50), 1 + n % 45)
         if n == others // 2:
             engine.submit("it", PROMPT, OUTPUT)
-    assert_same_bits(logits_of(engine), alone(dtype))
+    assert_same_bits(logits_of(engine), alone(dtype, kernels))
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_in_every_slot(dtype):
-    want = alone(dtype)
+def test_in_every_slot(kernels, dtype):
+    want = alone(dtype, kernels)
     for slot in range(6):
-        engine = real_engine(slots=6, pool_blocks=200, dtype=dtype)
+        engine = real_engine(slots=6, pool_blocks=200, dtype=dtype, kernels=kernels)
         for n in range(slot):
             engine.submit(f"o{n}", prompt(n + 1, 4), 60)
         engine.submit("it", PROMPT, OUTPUT)
@@ -51,23 +62,25 @@ def test_in_every_slot(dtype):
         assert_same_bits(logits_of(engine), want)
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4, 5, 16, 31, 64])
-def test_with_every_block_size_and_scattered_blocks(dtype, block_size):
-    engine = real_engine(slots=4, pool_blocks=400, block_size=block_size, dtype=dtype)
+def test_with_every_block_size_and_scattered_blocks(kernels, dtype, block_size):
+    engine = real_engine(slots=4, pool_blocks=400, block_size=block_size, dtype=dtype, kernels=kernels)
     for n in range(3):  # leave early, in an order that shuffles the free list
         engine.submit(f"o{n}", prompt(n + 1, 20), 3 + n)
     engine.step()
     engine.submit("it", PROMPT, OUTPUT)
-    assert_same_bits(logits_of(engine), alone(dtype))
+    assert_same_bits(logits_of(engine), alone(dtype, kernels))
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_resumed_by_recompute_at_every_position(dtype):
+def test_resumed_by_recompute_at_every_position(kernels, dtype):
     """Evict at each length in turn: the K/V of one resumed prefill gives the bits of decoding one by one."""
-    want = alone(dtype)
+    want = alone(dtype, kernels)
     for generated in range(1, OUTPUT):
-        engine = real_engine(slots=2, pool_blocks=100, dtype=dtype)
+        engine = real_engine(slots=2, pool_blocks=100, dtype=dtype, kernels=kernels)
         engine.submit("it", PROMPT, OUTPUT)
         for _ in range(generated):
             engine.step()
@@ -77,10 +90,11 @@ def test_resumed_by_recompute_at_every_position(dtype):
         assert engine.rebuilt_tokens == len(PROMPT) + generated - 1
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_resumed_kv_equals_decoded_kv(dtype):
+def test_resumed_kv_equals_decoded_kv(kernels, dtype):
     def cached(evict_after):
-        engine = real_engine(slots=1, pool_blocks=30, dtype=dtype)
+        engine = real_engine(slots=1, pool_blocks=30, dtype=dtype, kernels=kernels)
         engine.submit("it", PROMPT, OUTPUT)
         for n in range(OUTPUT - 1):
             if n in evict_after:
@@ -95,12 +109,13 @@ def test_resumed_kv_equals_decoded_kv(dtype):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_through_shrinking_pools(dtype, threads):
+def test_through_shrinking_pools(kernels, dtype, threads):
     torch.set_num_threads(threads)
 
     def run(pool_blocks):
-        engine = real_engine(slots=6, pool_blocks=pool_blocks, dtype=dtype)
+        engine = real_engine(slots=6, pool_blocks=pool_blocks, dtype=dtype, kernels=kernels)
         for n in range(6):
             engine.submit(f"r{n}", prompt(n, 5), 24)
         drain(engine)
@@ -113,3 +128,36 @@ def test_through_shrinking_pools(dtype, threads):
         assert engine.runner.seen.keys() == roomy.runner.seen.keys()
         for key, want in roomy.runner.seen.items():
             assert torch.equal(engine.runner.seen[key], want), key
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_native_bits_do_not_depend_on_the_thread_count(dtype):
+    def run(threads):
+        config = SchedulerConfig(6, 20, 4)
+        model = choose_decoder(tiny_model(0, dtype, CPU), kernels="native", threads=threads)
+        engine = Engine(config, LogitsRunner(model, config))
+        for n in range(6):
+            engine.submit(f"r{n}", prompt(n, 5 + 9 * n), 24)
+        drain(engine)
+        return engine.runner.seen
+
+    want = run(1)
+    for threads in (2, 3, 5):
+        assert_same_bits(run(threads), want)
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="chooses among instruction sets of x86")
+@pytest.mark.parametrize("flag", ["-march=x86-64-v3", "-march=x86-64-v3 -fno-tree-vectorize"])
+def test_native_float32_bits_are_the_same_with_narrower_vectors(monkeypatch, flag):
+    """Sixteen lanes are sixteen lanes, in one register or in two: the text carries over to other machines."""
+    want = alone(torch.float32, "native")
+    library = ctypes.CDLL(str(build(tuple(flag.split()))))
+    monkeypatch.setattr(engine.cpu_model, "load_kernels", lambda: declare(library))
+    model = choose_decoder(tiny_model(0, torch.float32, CPU), kernels="native")
+    assert "avx2" in model.numerics
+    config = SchedulerConfig(1, 64, 4)
+    other = Engine(config, LogitsRunner(model, config))
+    other.submit("it", PROMPT, OUTPUT)
+    assert_same_bits(logits_of(other), want)

@@ -10,7 +10,7 @@ import torch
 from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.weights import TINY, tiny_model
-from tests.helpers import CPU, drain, prompt, real_engine, tiny
+from tests.helpers import CPU, KERNELS, drain, prompt, real_engine
 
 
 def plain_logits(model, token_ids):
@@ -44,9 +44,10 @@ def plain_logits(model, token_ids):
     return norm(x, w.norm) @ w.lm_head.double().T
 
 
-def test_the_paged_decoder_equals_a_plain_one_at_every_position():
-    model = tiny()
-    engine = real_engine(slots=2, pool_blocks=40, block_size=3)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_the_paged_decoder_equals_a_plain_one_at_every_position(kernels):
+    model = tiny_model(0, torch.float32, CPU)
+    engine = real_engine(slots=2, pool_blocks=40, block_size=3, kernels=kernels)
     engine.submit("a", prompt(1, 37), 40)
     engine.submit("b", prompt(2, 5), 9)
     drain(engine)
@@ -58,10 +59,11 @@ def test_the_paged_decoder_equals_a_plain_one_at_every_position():
             torch.testing.assert_close(logits.double(), want[stop - 1], rtol=0, atol=5e-4)
 
 
-def test_bfloat16_follows_float32_loosely():
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_bfloat16_follows_float32_loosely(kernels):
     """Not a promise, a check that the dtype path computes the same function."""
     tokens = prompt(3, 12)
-    engines = {dtype: real_engine(1, 8, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
+    engines = {dtype: real_engine(1, 8, dtype=dtype, kernels=kernels) for dtype in (torch.float32, torch.bfloat16)}
     for engine in engines.values():
         engine.submit("r", tokens, 1)
         engine.step()

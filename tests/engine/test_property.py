@@ -17,10 +17,10 @@ REQUESTS = st.lists(
 )
 
 
-def run(dtype, requests, slots, pool_blocks, block_size, watermark_blocks):
+def run(model, requests, slots, pool_blocks, block_size, watermark_blocks):
     """Submit at arrivals, drain with the audit on, return the engine and its texts."""
     config = SchedulerConfig(slots, pool_blocks, block_size, watermark_blocks)
-    engine = Engine(config, LogitsRunner(tiny(dtype), config), with_audit=True)
+    engine = Engine(config, LogitsRunner(model, config), with_audit=True)
     pending = sorted(enumerate(requests), key=lambda item: item[1][2])
     iteration = 0
     while pending or engine.has_work:
@@ -36,6 +36,7 @@ def run(dtype, requests, slots, pool_blocks, block_size, watermark_blocks):
 
 @settings(max_examples=80, deadline=None)
 @given(
+    kernels=st.sampled_from(["auto", "torch"]),
     dtype=st.sampled_from(DTYPES),
     requests=REQUESTS,
     slots=st.integers(1, 5),
@@ -43,12 +44,13 @@ def run(dtype, requests, slots, pool_blocks, block_size, watermark_blocks):
     watermark_blocks=st.integers(0, 8),
     squeeze=st.floats(0, 1),
 )
-def test_any_workload_through_any_pool(dtype, requests, slots, block_size, watermark_blocks, squeeze):
+def test_any_workload_through_any_pool(kernels, dtype, requests, slots, block_size, watermark_blocks, squeeze):
     needed = [-(-(p + o - 1) // block_size) for p, o, _ in requests]
     smallest, roomy = max(needed), sum(needed) + watermark_blocks
     tight = round(smallest + squeeze**2 * (roomy - smallest))
-    reference, want = run(dtype, requests, slots, roomy, block_size, watermark_blocks)
-    engine, got = run(dtype, requests, slots, tight, block_size, watermark_blocks)
+    model = tiny(dtype, kernels)
+    reference, want = run(model, requests, slots, roomy, block_size, watermark_blocks)
+    engine, got = run(model, requests, slots, tight, block_size, watermark_blocks)
 
     assert reference.rebuilt_tokens == reference.recomputed_tokens == 0
     for number, (_, output_tokens, _) in enumerate(requests):

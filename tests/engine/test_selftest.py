@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import batchbench.adapters.own
 import engine.attention
+import engine.decoders
 import engine.selftest
 from batchbench import engine_factory
 from batchbench.errors import EngineFailed
@@ -24,7 +24,7 @@ from tests.helpers import DTYPES, tiny
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_this_machine_keeps_the_promise(dtype):
-    choose_tiles(tiny(dtype))
+    choose_tiles(tiny(dtype, "torch"))
 
 
 def test_a_linear_that_depends_on_the_row_count_is_named(monkeypatch):
@@ -37,7 +37,7 @@ def test_a_linear_that_depends_on_the_row_count_is_named(monkeypatch):
         NumericsError,
         match=r"linear layers.0.qkv \(128, 64\) in tiles of 32 rows, repeated in three tiles .*float32 on cpu",
     ):
-        choose_tiles(tiny())
+        choose_tiles(tiny(kernels="torch"))
 
 
 def test_a_linear_that_depends_on_the_place_of_a_row_is_named(monkeypatch):
@@ -48,7 +48,7 @@ def test_a_linear_that_depends_on_the_place_of_a_row_is_named(monkeypatch):
 
     monkeypatch.setattr(engine.selftest, "linear", by_place)
     with pytest.raises(NumericsError, match=r"linear layers.0.qkv"):
-        choose_tiles(tiny())
+        choose_tiles(tiny(kernels="torch"))
 
 
 def test_a_linear_that_depends_on_the_other_rows_is_named(monkeypatch):
@@ -57,14 +57,14 @@ def test_a_linear_that_depends_on_the_other_rows_is_named(monkeypatch):
 
     monkeypatch.setattr(engine.selftest, "linear", by_neighbours)
     with pytest.raises(NumericsError, match=r"linear layers.0.qkv \(128, 64\) in tiles of 32 rows, among other rows"):
-        choose_tiles(tiny())
+        choose_tiles(tiny(kernels="torch"))
 
 
 def test_an_rms_norm_that_depends_on_the_row_count_is_named(monkeypatch):
     honest = engine.selftest.rms_norm
     monkeypatch.setattr(engine.selftest, "rms_norm", lambda x, w, eps: honest(x, w, eps) * (1 + 1e-6 * (len(x) > 500)))
     with pytest.raises(NumericsError, match="rms_norm of 1056 rows"):
-        choose_tiles(tiny())
+        choose_tiles(tiny(kernels="torch"))
 
 
 def test_a_torch_silu_with_its_remainder_loop_is_named(monkeypatch):
@@ -75,7 +75,7 @@ def test_a_torch_silu_with_its_remainder_loop_is_named(monkeypatch):
 
     monkeypatch.setattr(engine.selftest, "silu", uneven)
     with pytest.raises(NumericsError, match="silu of 32 rows"):
-        choose_tiles(tiny())
+        choose_tiles(tiny(kernels="torch"))
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_attention_that_depends_on_its_company_is_named(monkeypatch, breaks, nam
 
     monkeypatch.setattr(engine.selftest, "paged_attention", by_company)
     with pytest.raises(NumericsError, match=named):
-        choose_tiles(tiny())
+        choose_tiles(tiny(kernels="torch"))
 
 
 def test_no_engine_is_built_on_a_machine_that_fails(monkeypatch):
     def fails(model):
         raise NumericsError("linear lm_head (256, 64)")
 
-    monkeypatch.setattr(batchbench.adapters.own, "choose_tiles", fails)
+    monkeypatch.setattr(engine.decoders, "choose_tiles", fails)
     with pytest.raises(EngineFailed, match="NumericsError: linear lm_head"):
-        engine_factory("own", EngineSettings(slots=1))
+        engine_factory("own", EngineSettings(slots=1, block_size=4, kernels="torch"))
 
 
 def test_a_tile_that_breaks_gives_way_to_one_that_holds(monkeypatch):
@@ -117,7 +117,7 @@ def test_a_tile_that_breaks_gives_way_to_one_that_holds(monkeypatch):
         return out
 
     monkeypatch.setattr(engine.selftest, "linear", by_strip)
-    assert choose_tiles(tiny()).rows == 48
+    assert choose_tiles(tiny(kernels="torch")).rows == 48
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -126,7 +126,7 @@ def test_tiled_rows_do_not_depend_on_how_many_there_are(shape, dtype):
     """Shapes at which plain F.linear was seen to change a row's bits with the row count (docs/log.md)."""
     generator = torch.Generator().manual_seed(0)
     columns, rows = shape
-    tile = tiny(dtype).tiles.rows
+    tile = tiny(dtype, "torch").tiles.rows
     weight = torch.randn(rows, columns, generator=generator).to(dtype)
     x = torch.randn(4 * tile, columns, generator=generator).to(dtype)
     want = linear(x, weight, tile)
@@ -146,7 +146,7 @@ def test_the_promise_holds_on_processors_without_avx512(instructions, threads):
     code = f"""
 from batchbench import build_requests, engine_factory, load_scenario, sweep_pool_sizes
 scenario = load_scenario("scenarios/day34.toml")
-settings = scenario.engine.model_copy(update={{"threads": {threads}, "device": "cpu"}})
+settings = scenario.engine.model_copy(update={{"threads": {threads}, "device": "cpu", "kernels": "torch"}})
 timings = sweep_pool_sizes(build_requests(scenario.workload), (48, 12, 8), engine_factory("own", settings))
 gaps = [[text.logit_gaps for text in timing.texts.values()] for timing in timings]
 assert gaps[0] == gaps[1] == gaps[2], "logits differ in their last bits"
@@ -154,4 +154,4 @@ print(timings[0].engine.numerics)
 """
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("exact (tiles of ")
+    assert done.stdout.startswith("exact (torch, tiles of ")

@@ -1,0 +1,66 @@
+"""One ragged forward in plain arrays, and what a runner needs of a decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.config import ModelConfig
+from engine.kv_store import KVStore
+
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Positions of all rows, row after row; int32 and contiguous."""
+
+    token_ids: Ints  # [positions]
+    positions: Ints  # [positions] absolute position of each token in its request
+    cells: Ints  # [positions] where each K/V goes
+    starts: Ints  # [rows] first position that each row computes
+    stops: Ints  # [rows] one past its last
+    tables: Ints  # [rows, blocks] block ids of each row's request
+    block_size: int
+
+
+class Decoder(Protocol):
+    """A model that runs batches. Stateless: K/V lives in the store that is passed in."""
+
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights; a tied embedding counts once."""
+        ...
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of the weights that every forward reads whole."""
+        ...
+
+    @property
+    def numerics(self) -> str:
+        """What is promised of the bits, and what computes them."""
+        ...
+
+    def padded_rows(self, rows: int) -> int:
+        """Batch rows that a forward of `rows` positions computes."""
+        ...
+
+    def forward(self, batch: Batch, store: KVStore) -> Tensor:
+        """Compute the batch, write its K/V. Returns float32 [rows, vocab], each row's logits at its last position.
+
+        Valid until the next forward.
+        """
+        ...
+
+    def greedy(self, logits: Tensor) -> tuple[list[int], list[float]]:
+        """Best token per row and its lead over the second best; NumericsError if logits are not finite."""
+        ...

@@ -1,0 +1,112 @@
+// Products of activations with packed weights. Every element is one chain of fused multiply-adds over
+// k in ascending order, so its bits depend on its row and its column alone: not on how many rows
+// there are, how they are cut into tiles, or which thread computes them.
+//
+// Packed weights are panels of 16 outputs: float [panel][k][16], bf16 [panel][k / 2][16][2] (pairs
+// of k side by side, as the processor's dot products of bf16 pairs take them), k padded to a multiple of 32.
+#pragma once
+
+#include "lanes.h"
+
+namespace bb {
+
+#if defined(__AVX512F__)
+constexpr int MAX_ROWS = 6, MAX_PANELS = 4;  // accumulators of one tile: 24 of 32 registers
+#elif defined(__aarch64__)
+constexpr int MAX_ROWS = 3, MAX_PANELS = 2;  // 24 of 32, four registers per panel
+#else
+constexpr int MAX_ROWS = 2, MAX_PANELS = 2;  // 8 of 16, two registers per panel
+#endif
+
+constexpr int PANEL = LANES;
+inline int padded_k(int k) { return (k + 31) / 32 * 32; }
+
+// c[m][v * 16 ..] += a[m][..k] * b[v][..k][16]
+template <int M, int V>
+inline void tile(const float* a, long lda, const float* b, long panel, int k, float* c, long ldc) {
+    Lanes acc[M][V];
+#pragma GCC unroll 6
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) acc[m][v] = load(c + m * ldc + v * PANEL);
+    for (int i = 0; i < k; ++i) {
+        Lanes w[V];
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) w[v] = load(b + v * panel + i * PANEL);
+#pragma GCC unroll 6
+        for (int m = 0; m < M; ++m) {
+            const Lanes x = all(a[m * lda + i]);
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) acc[m][v] = fma(x, w[v], acc[m][v]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) store(c + m * ldc + v * PANEL, acc[m][v]);
+}
+
+#if defined(__AVX512BF16__)
+inline Lanes dot_pairs(Lanes acc, uint32_t x, const bf16* w) {
+    return {(Reg)_mm512_dpbf16_ps((__m512)acc.r[0], (__m512bh)_mm512_set1_epi32((int)x),
+                                  (__m512bh)_mm512_loadu_si512(w))};
+}
+#else
+inline Lanes dot_pairs(Lanes acc, uint32_t x, const bf16* w) {
+    const IntReg both = IntReg{} + (int32_t)x;
+    return each([&](int i) {
+        IntReg pairs;
+        std::memcpy(&pairs, w + 2 * i * WIDTH, sizeof pairs);
+        const Reg first = fma((Reg)(both << 16), (Reg)(pairs << 16), acc.r[i]);
+        return fma((Reg)(both & (int32_t)0xffff0000u), (Reg)(pairs & (int32_t)0xffff0000u), first);
+    });
+}
+#endif
+
+template <int M, int V>
+inline void tile(const bf16* a, long lda, const bf16* b, long panel, int k, float* c, long ldc) {
+    Lanes acc[M][V];
+#pragma GCC unroll 6
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) acc[m][v] = load(c + m * ldc + v * PANEL);
+    for (int i = 0; i < k; i += 2)
+#pragma GCC unroll 6
+        for (int m = 0; m < M; ++m) {
+            uint32_t x;
+            std::memcpy(&x, a + m * lda + i, 4);
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) acc[m][v] = dot_pairs(acc[m][v], x, b + v * panel + i * PANEL);
+        }
+#pragma GCC unroll 6
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) store(c + m * ldc + v * PANEL, acc[m][v]);
+}
+
+template <int V, int M = MAX_ROWS, class E>
+inline void tile_of(int rows, const E* a, long lda, const E* b, long panel, int k, float* c, long ldc) {
+    if constexpr (M > 1)
+        if (rows < M) return tile_of<V, M - 1>(rows, a, lda, b, panel, k, c, ldc);
+    tile<M, V>(a, lda, b, panel, k, c, ldc);
+}
+
+// c[rows][panels * 16] += a * b, all k in chunks whose panels stay in the first cache.
+template <int V = MAX_PANELS, class E>
+inline void rows_by_panels(int rows, int panels, const E* a, long lda, const E* b, long panel, int k, float* c,
+                           long ldc) {
+    if constexpr (V > 1)
+        if (panels < V) return rows_by_panels<V - 1>(rows, panels, a, lda, b, panel, k, c, ldc);
+    const int chunk = rows > 2 * MAX_ROWS ? 128 : k;
+    for (int from = 0; from < k; from += chunk) {
+        const int width = k - from < chunk ? k - from : chunk;
+        const int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+        for (int t = 0, row = 0; t < tiles; ++t) {  // of nearly equal height
+            const int height = rows / tiles + (t < rows % tiles);
+            tile_of<V>(height, a + row * lda + from, lda, b + (long)from * PANEL, panel, width, c + row * ldc, ldc);
+            row += height;
+        }
+    }
+}
+
+}  // namespace bb
