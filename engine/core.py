@@ -10,6 +10,7 @@ from engine.config import SchedulerConfig
 from engine.errors import EngineError, NoProgress
 from engine.plan import Admission, Eviction
 from engine.runner import Runner
+from engine.sampling import GREEDY, Sampling
 from engine.scheduler import Scheduler
 
 
@@ -35,7 +36,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Output:
     token_ids: list[int]  # generated, prompt left out
-    logit_gaps: list[float]  # lead of each token over the second best
+    logit_gaps: list[float]  # lead of the best token over the second best at each; the best is what greedy takes
 
 
 class Engine:
@@ -65,10 +66,10 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self.scheduler.waiting or self.scheduler.running)
 
-    def submit(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
+    def submit(self, request_id: str, prompt: Sequence[int], output_tokens: int, sampling: Sampling = GREEDY) -> None:
         """Queue a request of token ids. Raises RequestRefused; the engine is then as before."""
         self.runner.check(request_id, prompt, output_tokens)
-        self.scheduler.submit(request_id, prompt, output_tokens)
+        self.scheduler.submit(request_id, prompt, output_tokens, sampling)
         self._gaps[request_id] = []
 
     def abort(self, request_id: str) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine.sampling import Sampling
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -47,6 +49,7 @@ class Plan:
     starts: Sequence[int]
     stops: Sequence[int]
     token_ids: Sequence[int]  # rows concatenated
+    samplings: Sequence[Sampling]
     table_updates: Sequence[TableUpdate]  # to apply before the forward
     admitted: Sequence[Admission]
     evicted: Sequence[Eviction]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from engine.sampling import GREEDY, Sampling
+
 
 class Status(Enum):
     WAITING = "waiting"  # never admitted, or evicted and not yet back
@@ -26,6 +28,7 @@ class Request:
     prompt_tokens: int
     length_limit: int  # tokens, prompt included, at which the request is finished
     arrival: int  # submission order
+    sampling: Sampling = GREEDY
     status: Status = Status.WAITING
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)

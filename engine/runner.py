@@ -14,12 +14,13 @@ from engine.config import SchedulerConfig
 from engine.errors import RequestRefused
 from engine.kv_store import KVStore
 from engine.plan import Plan, RunnerState, TableUpdate
+from engine.sampler import sample
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutput:
     token_ids: list[int]  # one per row of the plan
-    logit_gaps: list[float]  # lead of each over the second best, in logits
+    logit_gaps: list[float]  # lead of the best token over the second best in each row, in logits
     padded_tokens: int  # batch rows that carried no position
 
 
@@ -70,7 +71,12 @@ class TorchRunner:
             )
 
     def execute(self, plan: Plan) -> RunOutput:
-        token_ids, gaps = self.model.greedy(self.logits(plan))
+        logits = self.logits(plan)
+        token_ids, gaps = self.model.greedy(logits)
+        for row, how in enumerate(plan.samplings):
+            if how.temperature:
+                uniform = how.uniform(plan.request_ids[row], plan.stops[row])
+                token_ids[row] = sample(logits[row].cpu().numpy(), how, uniform)
         return RunOutput(token_ids, gaps, self.model.padded_rows(plan.positions) - plan.positions)
 
     def logits(self, plan: Plan) -> Tensor:

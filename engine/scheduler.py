@@ -11,6 +11,7 @@ from engine.errors import EngineError, RequestRefused
 from engine.plan import Admission, Eviction, Plan, TableUpdate
 from engine.policies import victim_rule
 from engine.request import Request, Status
+from engine.sampling import GREEDY, Sampling
 
 
 class Scheduler:
@@ -30,7 +31,7 @@ class Scheduler:
         self._victim = victim_rule(config.victim)
         self._submitted = 0
 
-    def submit(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
+    def submit(self, request_id: str, prompt: Sequence[int], output_tokens: int, sampling: Sampling = GREEDY) -> None:
         """Queue a request. Raises RequestRefused, by name, if it could not run in an empty pool."""
         if request_id in self.requests:
             raise RequestRefused(f"request {request_id!r}: the id is in use")
@@ -47,7 +48,8 @@ class Scheduler:
                 f"{needed} blocks of {self.config.block_size}, the pool has {self.config.pool_blocks}; "
                 f"the smallest pool that holds it is {needed} blocks"
             )
-        request = Request(request_id, list(prompt), len(prompt), len(prompt) + output_tokens, arrival=self._submitted)
+        limit = len(prompt) + output_tokens
+        request = Request(request_id, list(prompt), len(prompt), limit, self._submitted, sampling)
         self._submitted += 1
         self.requests[request_id] = request
         self.waiting.append(request)
@@ -68,6 +70,7 @@ class Scheduler:
             starts=[row.num_computed for row in rows],
             stops=[len(row.tokens) for row in rows],
             token_ids=token_ids,
+            samplings=[row.sampling for row in rows],
             table_updates=updates,
             admitted=admitted,
             evicted=evicted,
