@@ -24,6 +24,7 @@ from engine.decoders import choose_decoder
 from engine.errors import CheckpointError
 from engine.gguf_file import load_gguf
 from engine.hf_folder import load_folder
+from tests.engine.claims import assert_keeps_its_bits
 from tests.helpers import CPU, DTYPES, KERNELS, LogitsRunner, drain, prompt
 
 COMMON = {
@@ -109,16 +110,10 @@ def test_prefill_and_64_greedy_tokens_agree_with_transformers(checkpoint, kernel
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bits_do_not_depend_on_company_or_eviction(checkpoint, dtype, kernels):
     _, folder = checkpoint
-    model = load(folder, dtype, kernels)
-    prompts = [prompt(n, 3 + 11 * n) for n in range(4)]
-    roomy = run(model, prompts, 20)
-    tight = run(model, prompts, 20, pool_blocks=14)
-    alone = run(model, prompts[3:], 20, slots=1)
-    assert tight.recomputed_tokens > 0
-    for key, want in roomy.runner.seen.items():
-        assert torch.equal(tight.runner.seen[key], want), key
-    for (_, stop), want in alone.runner.seen.items():
-        assert torch.equal(roomy.runner.seen["r3", stop], want), stop
+    # 200 tokens of text; torch takes ten times as long and is resumed at fewer
+    long_output = 160 if kernels == "native" else 24
+    prompts = [prompt(n, 40 if n == 0 else 3 + 11 * n % 50) for n in range(7)]
+    assert_keeps_its_bits(load(folder, dtype, kernels), prompts, 16, long_output)
 
 
 def test_a_sharded_checkpoint_is_the_same_model(tmp_path):

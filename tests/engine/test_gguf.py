@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from engine.errors import CheckpointError
 from engine.gguf_file import _gguf_name, load_gguf
 from engine.hf_folder import load_folder
-from tests.engine.test_checkpoint import COMMON, FAMILIES, assert_agrees, load, run
+from tests.engine.claims import assert_keeps_its_bits
+from tests.engine.test_checkpoint import COMMON, FAMILIES, assert_agrees, load
 from tests.helpers import CPU, prompt
 
 WRITTEN = {"llama": "llama", "llama-mha-tied": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -137,12 +138,7 @@ def test_smollm2_agrees_with_transformers(smollm2):
 
 @pytest.mark.smollm2
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_smollm2_keeps_its_bits_through_a_small_pool(smollm2, dtype):
+def test_smollm2_keeps_its_bits(smollm2, dtype):
+    prompts = [[token * 151 for token in prompt(n, 40 if n == 0 else 3 + 11 * n % 50)] for n in range(7)]
     torch.set_num_threads(2)
-    model = load(smollm2, dtype)
-    prompts = [[token * 151 for token in prompt(n, 5 + 9 * n)] for n in range(4)]
-    roomy = run(model, prompts, 12, block_size=8)
-    tight = run(model, prompts, 12, block_size=8, pool_blocks=9)
-    assert tight.recomputed_tokens > 0
-    for key, want in roomy.runner.seen.items():
-        assert torch.equal(tight.runner.seen[key], want), key
+    assert_keeps_its_bits(load(smollm2, dtype), prompts, 10, 160)
