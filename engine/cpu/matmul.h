@@ -1,6 +1,6 @@
-// Products of activations with packed weights. Every element is one chain of fused multiply-adds over
-// k in ascending order, so its bits depend on its row and its column alone: not on how many rows
-// there are, how they are cut into tiles, or which thread computes them.
+// Products of activations with packed weights. Every element is a sum over chunks of k, each a chain of
+// fused multiply-adds, all in ascending order: its bits depend on its row and its column alone, not on
+// how many rows there are, how they are cut into tiles, or which thread computes them.
 //
 // Packed weights are panels of 16 outputs: float [panel][k][16], bf16 [panel][k / 2][16][2] (pairs
 // of k side by side, as the processor's dot products of bf16 pairs take them), k padded to a multiple of 32.
@@ -18,17 +18,21 @@ constexpr int MAX_ROWS = 3, MAX_PANELS = 2;  // 24 of 32, four registers per pan
 constexpr int MAX_ROWS = 2, MAX_PANELS = 2;  // 8 of 16, two registers per panel
 #endif
 
-constexpr int PANEL = LANES;
+constexpr int PANEL = LANES, K_CHUNK = 128;
 inline int padded_k(int k) { return (k + 31) / 32 * 32; }
 
-// c[m][v * 16 ..] += a[m][..k] * b[v][..k][16]
 template <int M, int V>
-inline void tile(const float* a, long lda, const float* b, long panel, int k, float* c, long ldc) {
-    Lanes acc[M][V];
+inline void add_tile(const Lanes (&acc)[M][V], float* c, long ldc) {
 #pragma GCC unroll 6
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) acc[m][v] = load(c + m * ldc + v * PANEL);
+        for (int v = 0; v < V; ++v) store(c + m * ldc + v * PANEL, load(c + m * ldc + v * PANEL) + acc[m][v]);
+}
+
+// c[m][v * 16 ..] += a[m][..k] * b[v][..k][16], summed from zero and then added.
+template <int M, int V>
+inline void tile(const float* a, long lda, const float* b, long panel, int k, float* c, long ldc) {
+    Lanes acc[M][V] = {};
     for (int i = 0; i < k; ++i) {
         Lanes w[V];
 #pragma GCC unroll 4
@@ -40,10 +44,7 @@ inline void tile(const float* a, long lda, const float* b, long panel, int k, fl
             for (int v = 0; v < V; ++v) acc[m][v] = fma(x, w[v], acc[m][v]);
         }
     }
-#pragma GCC unroll 6
-    for (int m = 0; m < M; ++m)
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) store(c + m * ldc + v * PANEL, acc[m][v]);
+    add_tile(acc, c, ldc);
 }
 
 #if defined(__AVX512BF16__)
@@ -65,11 +66,7 @@ inline Lanes dot_pairs(Lanes acc, uint32_t x, const bf16* w) {
 
 template <int M, int V>
 inline void tile(const bf16* a, long lda, const bf16* b, long panel, int k, float* c, long ldc) {
-    Lanes acc[M][V];
-#pragma GCC unroll 6
-    for (int m = 0; m < M; ++m)
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) acc[m][v] = load(c + m * ldc + v * PANEL);
+    Lanes acc[M][V] = {};
     for (int i = 0; i < k; i += 2)
 #pragma GCC unroll 6
         for (int m = 0; m < M; ++m) {
@@ -78,10 +75,7 @@ inline void tile(const bf16* a, long lda, const bf16* b, long panel, int k, floa
 #pragma GCC unroll 4
             for (int v = 0; v < V; ++v) acc[m][v] = dot_pairs(acc[m][v], x, b + v * panel + i * PANEL);
         }
-#pragma GCC unroll 6
-    for (int m = 0; m < M; ++m)
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) store(c + m * ldc + v * PANEL, acc[m][v]);
+    add_tile(acc, c, ldc);
 }
 
 template <int V, int M = MAX_ROWS, class E>
@@ -91,15 +85,15 @@ inline void tile_of(int rows, const E* a, long lda, const E* b, long panel, int 
     tile<M, V>(a, lda, b, panel, k, c, ldc);
 }
 
-// c[rows][panels * 16] += a * b, all k in chunks whose panels stay in the first cache.
+// c[rows][panels * 16] += a * b. k goes in chunks of one fixed length: their panels stay in the first
+// cache, and short chains round less than one long one.
 template <int V = MAX_PANELS, class E>
 inline void rows_by_panels(int rows, int panels, const E* a, long lda, const E* b, long panel, int k, float* c,
                            long ldc) {
     if constexpr (V > 1)
         if (panels < V) return rows_by_panels<V - 1>(rows, panels, a, lda, b, panel, k, c, ldc);
-    const int chunk = rows > 2 * MAX_ROWS ? 128 : k;
-    for (int from = 0; from < k; from += chunk) {
-        const int width = k - from < chunk ? k - from : chunk;
+    for (int from = 0; from < k; from += K_CHUNK) {
+        const int width = k - from < K_CHUNK ? k - from : K_CHUNK;
         const int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
         for (int t = 0, row = 0; t < tiles; ++t) {  // of nearly equal height
             const int height = rows / tiles + (t < rows % tiles);
