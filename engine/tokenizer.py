@@ -74,7 +74,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise CheckpointError(f"{folder}: no tokenizer.json, so text cannot become token ids") from None
+        raise CheckpointError(
+            f"{folder}: no tokenizer.json, so text cannot become token ids; copy it from the model's original folder"
+        ) from None
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
     try:

@@ -9,11 +9,14 @@ import torch
 from gguf.quants import dequantize, quantize
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from batchbench.prompts import load_prompts
 from engine.errors import CheckpointError
-from engine.gguf_file import _gguf_name, load_gguf
+from engine.gguf_file import _gguf_name, load_gguf, open_gguf
+from engine.gguf_tokenizer import gguf_tokenizer
 from engine.hf_folder import load_folder
+from engine.tokenizer import Tokenizer
 from tests.engine.test_checkpoint import COMMON, FAMILIES, assert_agrees, load, run
-from tests.helpers import CPU, assert_same_weights, prompt
+from tests.helpers import CPU, assert_same_weights
 
 WRITTEN = {"llama": "llama", "llama-mha-tied": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
@@ -108,14 +111,20 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path):
 # ---- real weights ----------------------------------------------------------------------------
 
 
+def natural(path, count):
+    """Token ids of the first shipped prompts: greedy text after random ids falls into loops."""
+    tokenizer = Tokenizer(gguf_tokenizer(open_gguf(path)))
+    return [tokenizer.encode(text) for text in load_prompts("natural")[:count]]
+
+
 @pytest.mark.smollm2
 def test_smollm2_agrees_with_transformers(smollm2):
-    """Prefill of 40 random ids and 64 greedy tokens, float32."""
+    """Prefill of a natural prompt and 64 greedy tokens, float32."""
     reference = AutoModelForCausalLM.from_pretrained(
         smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     torch.set_num_threads(2)
-    assert_agrees(reference, load(smollm2), [token * 151 for token in prompt(0, 40)], block_size=16)
+    assert_agrees(reference, load(smollm2), natural(smollm2, 4)[3], block_size=16)
 
 
 @pytest.mark.smollm2
@@ -123,7 +132,7 @@ def test_smollm2_agrees_with_transformers(smollm2):
 def test_smollm2_keeps_its_bits_through_a_small_pool(smollm2, dtype):
     torch.set_num_threads(2)
     model = load(smollm2, dtype)
-    prompts = [[token * 151 for token in prompt(n, 5 + 9 * n)] for n in range(4)]
+    prompts = [text[: 5 + 9 * n] for n, text in enumerate(natural(smollm2, 4))]
     roomy = run(model, prompts, 12, block_size=8)
     tight = run(model, prompts, 12, block_size=8, pool_blocks=9)
     assert tight.recomputed_tokens > 0
