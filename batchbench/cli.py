@@ -294,7 +294,9 @@ def _print(document: dict[str, Any], sheet: Sheet, lines: list[str], output_form
         print(sheet.markdown())
     else:
         sheet.print()
-        print("\n" + "\n".join(lines))
+        # A terminal of another encoding gets escapes, not an error; closed, there is no encoding.
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        print("\n" + "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding))
 
 
 @contextmanager

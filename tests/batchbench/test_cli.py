@@ -162,6 +162,18 @@ def test_show_text_prints_every_prompt_and_completion_escaped(here):
     assert document["texts"][0]["completion"] == bytes(stored["token_ids"]).decode(errors="replace")
 
 
+def test_a_terminal_that_lacks_the_characters_gets_escapes(here):
+    (here / "p.txt").write_text("é日\n")
+    path = scenario(here, (NATURAL[0], 'requests = 1\nprompts = "p.txt"'), ("[48, 32, 24, 16, 12, 8]", "[17]"))
+    done = subprocess.run(
+        [sys.executable, "-m", "batchbench", "sweep", path, "--show-text", "--no-progress"],
+        capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(DAY34.parents[1]), "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "r0 prompt      \\xe9\\u65e5\n" in done.stdout
+
+
 def test_texts_are_printed_only_when_asked_for(here):
     assert "texts" not in json.loads(invoke("sweep", str(DAY34), "--format", "json").stdout)
     random = json.loads(invoke("sweep", str(DAY34), "--format", "json", "--show-text").stdout)
