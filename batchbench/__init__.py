@@ -1,6 +1,6 @@
 """Benchmark and pool-size sweep harness for LLM inference under KV-cache pressure."""
 
-from batchbench.adapters import engine_factory
+from batchbench.adapters import engine_factory, engine_tokenizer
 from batchbench.protocol import (
     Admission,
     BenchEngine,
@@ -9,6 +9,7 @@ from batchbench.protocol import (
     IterationOutcome,
     RequestSpec,
     Text,
+    Tokenizer,
 )
 from batchbench.scenario import Scenario, load_scenario
 from batchbench.sweep import SweepObserver, sweep_pool_sizes
@@ -26,8 +27,10 @@ __all__ = [
     "Scenario",
     "SweepObserver",
     "Text",
+    "Tokenizer",
     "build_requests",
     "engine_factory",
+    "engine_tokenizer",
     "load_scenario",
     "sweep_pool_sizes",
 ]

@@ -15,13 +15,24 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from batchbench.adapters import engine_factory
+from batchbench.adapters import engine_factory, engine_tokenizer
 from batchbench.environment import git_revision, machine, versions
 from batchbench.errors import BatchbenchError, TextsDiffer, UsageError
 from batchbench.predict import read_bandwidth_bytes_per_s
-from batchbench.present import Format, Sheet, one_line, plan_rows, plan_sheet, sweep_sheet, to_json
+from batchbench.present import (
+    Format,
+    Sheet,
+    degenerate_warning,
+    one_line,
+    plan_rows,
+    plan_sheet,
+    sweep_sheet,
+    text_lines,
+    text_rows,
+    to_json,
+)
 from batchbench.progress import ProgressLines
-from batchbench.protocol import EngineDescription, EngineFactory, IterationOutcome, RequestSpec
+from batchbench.protocol import EngineFactory, IterationOutcome, RequestSpec, Tokenizer
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
 from batchbench.sweep import SweepObserver, check_sweep, sweep_pool_sizes
@@ -71,6 +82,9 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run and its floor; run nothing.")
     ] = False,
+    show_text: Annotated[
+        bool, typer.Option("--show-text", help="Also print each request's prompt and completion.")
+    ] = False,
     output_format: FormatOption = Format.table,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress lines.")] = False,
     debug: DebugOption = False,
@@ -80,8 +94,12 @@ def sweep(
     Prints a table and writes Parquet tables and figures, but only if every pool produced identical text.
     """
     with _errors(debug):
+        if show_text and (dry_run or output_format is Format.markdown):
+            other = "--dry-run" if dry_run else "--format markdown"
+            raise UsageError(f"--show-text and {other} do not go together")
         scenario = load_scenario(scenario_file)
-        requests = build_requests(scenario.workload)
+        tokenizer = _tokenizer(scenario, engine, needed=show_text)
+        requests = build_requests(scenario.workload, tokenizer)
         make_engine = engine_factory(engine, scenario.engine, audit=audit)
         if dry_run:
             _print_plan(scenario, requests, make_engine, output_format)
@@ -91,9 +109,12 @@ def sweep(
         writer = ResultWriter(tables)
         progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
         timings = _run(scenario, requests, make_engine, _SaveAndShow(writer, figures, progress))
-        writer.join(timings, _provenance(scenario, requests, timings[0].engine))
+        writer.join(timings, _provenance(scenario, timings[0]))
         result = load_result(tables)
-        _print_result(result, tables, _draw(result, figures), output_format)
+        texts = text_rows(timings[0], tokenizer) if show_text and tokenizer is not None else None
+        _print_result(result, tables, _draw(result, figures), texts, output_format)
+        if warning := degenerate_warning(timings[0].text_repetition):
+            print(warning, file=sys.stderr)
 
 
 @app.command()
@@ -105,7 +126,7 @@ def validate(
     """Check a scenario on this machine, as a sweep would before it runs; print its workload's hash."""
     with _errors(debug):
         scenario = load_scenario(scenario_file)
-        requests = build_requests(scenario.workload)
+        requests = build_requests(scenario.workload, _tokenizer(scenario, engine))
         check_sweep(requests, scenario.sweep.pools, engine_factory(engine, scenario.engine))
         print(
             f"{one_line(str(scenario_file))}: valid. {scenario.name}: {len(requests)} requests through "
@@ -170,6 +191,12 @@ class _SaveAndShow(SweepObserver):
         self._next.on_timing(timing)
 
 
+def _tokenizer(scenario: Scenario, engine: str, *, needed: bool = False) -> Tokenizer | None:
+    """The engine's, if the prompts are texts or if it is needed anyway; a model with random prompts may have none."""
+    wanted = needed or scenario.workload.prompts is not None
+    return engine_tokenizer(engine, scenario.engine) if wanted else None
+
+
 def _run(
     scenario: Scenario, requests: tuple[RequestSpec, ...], make_engine: EngineFactory, observer: _SaveAndShow
 ) -> list[ContinuousTiming]:
@@ -182,11 +209,13 @@ def _run(
         observer.close()
 
 
-def _provenance(scenario: Scenario, requests: tuple[RequestSpec, ...], engine: EngineDescription) -> dict[str, Any]:
+def _provenance(scenario: Scenario, timing: ContinuousTiming) -> dict[str, Any]:
+    engine = timing.engine
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "scenario": scenario.model_dump(mode="json"),
-        "workload_hash": workload_hash(requests),
+        "workload_hash": workload_hash(timing.requests),
+        "text_repetition": timing.text_repetition,
         # The pool is what varies, so that of the first point describes nothing.
         "engine": {k: v for k, v in asdict(engine).items() if k not in ("pool_blocks", "versions")},
         "versions": {**versions(), **engine.versions},
@@ -235,16 +264,26 @@ def _print_plan(
     _print(document, plan_sheet(rows), lines, output_format)
 
 
-def _print_result(result: Result, tables: Path, figures: list[Path], output_format: Format) -> None:
+def _print_result(
+    result: Result,
+    tables: Path,
+    figures: list[Path],
+    texts: list[dict[str, str]] | None,
+    output_format: Format,
+) -> None:
     pools = result.rows("pools")
-    document = {
+    document: dict[str, Any] = {
         "scenario": result.run["scenario"]["name"],
         "workload_hash": result.run["workload_hash"],
+        "text_repetition": result.run["text_repetition"],
         "tables": str(tables),
         "figures": [str(path) for path in figures],
         "pools": pools,
     }
+    if texts is not None:
+        document["texts"] = texts
     lines = [one_line(f"tables: {tables}/*.parquet"), one_line(f"figures: {figures[0].parent}/*.png")]
+    lines += text_lines(texts or [])
     _print(document, sweep_sheet(pools), lines, output_format)
 
 
@@ -255,7 +294,9 @@ def _print(document: dict[str, Any], sheet: Sheet, lines: list[str], output_form
         print(sheet.markdown())
     else:
         sheet.print()
-        print("\n" + "\n".join(lines))
+        # A terminal of another encoding gets escapes, not an error; closed, there is no encoding.
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        print("\n" + "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-_PACKAGES = ("kv-batchbench", "torch", "numpy", "pyarrow", "pandas")
+_PACKAGES = ("kv-batchbench", "torch", "numpy", "pyarrow", "pandas", "tokenizers")
 
 
 def versions() -> dict[str, str | None]:

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from batchbench.predict import floor_iterations, floor_positions
-from batchbench.protocol import EngineDescription, RequestSpec
+from batchbench.protocol import EngineDescription, RequestSpec, Tokenizer
+from batchbench.timing import DEGENERATE_REPETITION, REPETITION_WINDOW, ContinuousTiming
 from batchbench.units import show_blocks, show_bytes, show_seconds
 
 
@@ -113,6 +114,42 @@ def plan_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     )
 
 
+def text_rows(timing: ContinuousTiming, tokenizer: Tokenizer) -> list[dict[str, str]]:
+    """Every request's prompt and completion as text, in submission order."""
+    return [
+        {
+            "request_id": request.request_id,
+            "prompt": tokenizer.decode(request.prompt),
+            "completion": tokenizer.decode(timing.texts[request.request_id].token_ids),
+        }
+        for request in timing.requests
+    ]
+
+
+def text_lines(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """A blank line and two lines for each of `text_rows`, safe for a terminal."""
+    lines = []
+    for row in rows:
+        name, indent = row["request_id"], " " * len(row["request_id"])
+        lines += [
+            "",
+            f"{name} prompt      {escaped(row['prompt'])}",
+            f"{indent} completion  {escaped(row['completion'])}",
+        ]
+    return lines
+
+
+def degenerate_warning(text_repetition: float | None) -> str | None:
+    """The line that says so if the texts run in circles, else None."""
+    if text_repetition is None or text_repetition <= DEGENERATE_REPETITION:
+        return None
+    return (
+        f"warning: the texts are degenerate, so their identity proves little: in the median text {text_repetition:.0%} "
+        f"of the tokens occur among the {REPETITION_WINDOW} before them (limit {DEGENERATE_REPETITION:.0%}); "
+        f'other prompts, such as prompts = "natural", may help'
+    )
+
+
 def to_json(document: Mapping[str, Any]) -> str:
     """JSON without NaN: a missing number is null."""
     return json.dumps(_nulls(document), indent=2, allow_nan=False)
@@ -121,6 +158,11 @@ def to_json(document: Mapping[str, Any]) -> str:
 def one_line(text: str) -> str:
     """Control characters out, line breaks folded: what a file says cannot drive the terminal."""
     return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+
+
+def escaped(text: str) -> str:
+    """As one_line, but nothing is lost: line breaks and what cannot be printed as Python's escapes, \\ as \\\\."""
+    return "".join(c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _show(value: float | None, pattern: str, missing: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -181,6 +181,18 @@ class BenchEngine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Tokenizer(Protocol):
+    """An engine's text: its model's own token ids."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Token ids of a prompt, with those that the model wants around every text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids; what is no text becomes U+FFFD."""
+        ...
 
 
 EngineFactory = Callable[[int], BenchEngine]

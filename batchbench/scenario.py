@@ -57,10 +57,13 @@ class EngineSettings(_Frozen):
 
 
 class Workload(_Frozen):
-    """Requests: either `requests` equal ones, or a list of `lengths`."""
+    """Requests: either `requests` equal ones, or a list of `lengths`; prompts random, or texts."""
 
     requests: Requests | None = Field(None, description="How many equal requests.")
-    prompt_tokens: Tokens | None = Field(None, description="Prompt length of each equal request.")
+    prompt_tokens: Tokens | None = Field(
+        None,
+        description="Prompt length of each equal request; with `prompts`, may be left out: each text whole.",
+    )
     output_tokens: Tokens | None = Field(None, description="Tokens that each equal request generates.")
     lengths: tuple[tuple[Tokens, Tokens], ...] | None = Field(
         None, description="Explicit requests, each [prompt_tokens, output_tokens]."
@@ -68,7 +71,12 @@ class Workload(_Frozen):
     arrival_iterations: tuple[Index, ...] | None = Field(
         None, description="Iteration in which each request arrives; all at 0 if left out."
     )
-    seed: Index = Field(0, description="Seed of the prompts' token ids.")
+    prompts: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
+        None,
+        description="Texts instead of random token ids: `natural` (a set that ships with batchbench), or the path of "
+        "a file, from the working folder.",
+    )
+    seed: Index = Field(0, description="Seed of random prompts' token ids.")
 
     @model_validator(mode="after")
     def _one_form(self) -> Workload:
@@ -76,12 +84,14 @@ class Workload(_Frozen):
         given = [name for name, value in equal.items() if value is not None]
         if self.lengths is not None and given:
             raise ValueError(f"give either lengths or {', '.join(given)}, not both")
-        if self.lengths is None and len(given) < len(equal):
-            missing = [name for name in equal if name not in given]
+        needed = [name for name in equal if self.prompts is None or name != "prompt_tokens"]
+        if self.lengths is None and (missing := [name for name in needed if name not in given]):
             raise ValueError(f"{', '.join(missing)} missing (or give lengths = [[prompt, output], ...])")
         if self.lengths is not None and not self.lengths:
             raise ValueError("lengths is empty: there are no requests")
-        total = sum(prompt for prompt, _ in self.request_lengths)
+        if self.prompts is not None and self.seed:
+            raise ValueError(f"seed = {self.seed} draws random prompts, but prompts = {self.prompts!r}; leave one out")
+        total = sum(prompt or 0 for prompt, _ in self.request_lengths)
         if total > MAX_PROMPT_TOKENS:
             raise ValueError(f"the prompts hold {total} tokens together, more than {MAX_PROMPT_TOKENS}")
         if self.arrival_iterations is not None and len(self.arrival_iterations) != len(self.request_lengths):
@@ -92,11 +102,11 @@ class Workload(_Frozen):
         return self
 
     @property
-    def request_lengths(self) -> tuple[tuple[int, int], ...]:
-        """(prompt_tokens, output_tokens) of every request, in submission order."""
+    def request_lengths(self) -> tuple[tuple[int | None, int], ...]:
+        """(prompt_tokens, output_tokens) of every request, in submission order; None: as long as its text is."""
         if self.lengths is not None:
             return self.lengths
-        assert self.requests and self.prompt_tokens and self.output_tokens
+        assert self.requests and self.output_tokens
         return ((self.prompt_tokens, self.output_tokens),) * self.requests
 
 

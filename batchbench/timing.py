@@ -8,9 +8,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from statistics import median
 
 from batchbench.errors import OutcomeRefused
 from batchbench.protocol import EngineDescription, IterationOutcome, RequestSpec, Text
+
+REPETITION_WINDOW = 64  # tokens before a token in which its repetition counts
+REPETITION_TEXT = 32  # tokens that a text must have for its repetition to say anything
+DEGENERATE_REPETITION = 0.75  # above: fewer than 16 distinct tokens of 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +244,16 @@ class ContinuousTiming:
         lines = (f"{r.request_id}:{','.join(map(str, self.texts[r.request_id].token_ids))}\n" for r in self.requests)
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
+    @cached_property
+    def text_repetition(self) -> float | None:
+        """Median `repetition` over the texts of at least 32 tokens; None if there are none.
+
+        Above DEGENERATE_REPETITION the texts run in circles, and two that are equal prove little: a loop survives
+        much that would change other text.
+        """
+        long = [ids for text in self.texts.values() if len(ids := text.token_ids) >= REPETITION_TEXT]
+        return median(map(repetition, long)) if long else None
+
     def _recompute_counter(self, name: str) -> int | None:
         """Sum a counter. Before the first eviction nothing can have been recomputed, reported or not."""
         counted, evicted = 0, False
@@ -304,6 +319,20 @@ class SequenceCheck:
             self._finished.add(request_id)
         if self._running is not None:
             self._running.difference_update(outcome.finished)
+
+
+def repetition(token_ids: Sequence[int]) -> float:
+    """Share of a text's tokens that occur among the 64 before them (rep/l of Welleck et al., 2020, with l = 64).
+
+    Of a text of up to 64 tokens: 1 - distinct / length. Independent of length beyond that, unlike distinct / length,
+    which falls for any text as it grows.
+    """
+    seen_at: dict[int, int] = {}
+    repeated = 0
+    for place, token in enumerate(token_ids):
+        repeated += token in seen_at and place - seen_at[token] <= REPETITION_WINDOW
+        seen_at[token] = place
+    return repeated / len(token_ids)
 
 
 def total(values: Iterable[int | None]) -> int | None:

@@ -5,20 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Iterator
 
-from batchbench.protocol import RequestSpec
-from batchbench.scenario import Workload
+from batchbench.errors import ScenarioError, UsageError
+from batchbench.prompts import load_prompts
+from batchbench.protocol import RequestSpec, Tokenizer
+from batchbench.scenario import MAX_PROMPT_TOKENS, Workload
 
 
-def build_requests(workload: Workload) -> tuple[RequestSpec, ...]:
-    """Requests r0, r1, ... in submission order, with seeded random prompts."""
+def build_requests(workload: Workload, tokenizer: Tokenizer | None = None) -> tuple[RequestSpec, ...]:
+    """Requests r0, r1, ... in submission order, with seeded random prompts or with texts.
+
+    tokenizer: the engine's, which texts need (`adapters.engine_tokenizer`). Raises UsageError if they have none, and
+    ScenarioError for prompts that cannot be read or are too short.
+    """
     arrivals = workload.arrival_iterations or (0,) * len(workload.request_lengths)
-    return tuple(
-        RequestSpec(f"r{number}", _prompt(workload.seed, number, prompt_tokens), output_tokens, arrival)
-        for number, ((prompt_tokens, output_tokens), arrival) in enumerate(
-            zip(workload.request_lengths, arrivals, strict=True)
+    prompts = _random_prompts(workload) if workload.prompts is None else _texts(workload, tokenizer)
+    requests = tuple(
+        RequestSpec(f"r{number}", prompt, output_tokens, arrival)
+        for number, (prompt, (_, output_tokens), arrival) in enumerate(
+            zip(prompts, workload.request_lengths, arrivals, strict=True)
         )
     )
+    total = sum(len(request.prompt) for request in requests)
+    if total > MAX_PROMPT_TOKENS:
+        raise ScenarioError(f"the prompts hold {total} tokens together, more than {MAX_PROMPT_TOKENS}")
+    return requests
 
 
 def workload_hash(requests: tuple[RequestSpec, ...]) -> str:
@@ -27,6 +39,29 @@ def workload_hash(requests: tuple[RequestSpec, ...]) -> str:
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 
-def _prompt(seed: int, number: int, tokens: int) -> tuple[int, ...]:
+def _random_prompts(workload: Workload) -> Iterator[tuple[int, ...]]:
     """Byte values, which are valid ids in the embedded model's vocabulary."""
-    return tuple(random.Random(f"batchbench prompt {seed} {number}").randbytes(tokens))
+    for number, (tokens, _) in enumerate(workload.request_lengths):
+        assert tokens is not None
+        yield tuple(random.Random(f"batchbench prompt {workload.seed} {number}").randbytes(tokens))
+
+
+def _texts(workload: Workload, tokenizer: Tokenizer | None) -> Iterator[tuple[int, ...]]:
+    """Texts in their order, from the first again when they run out.
+
+    Where a request says its prompt_tokens, shorter texts are passed over and longer ones cut: the number is exact.
+    """
+    assert workload.prompts is not None
+    if tokenizer is None:
+        raise UsageError(f"prompts = {workload.prompts!r} needs the engine's tokenizer, and there is none")
+    encoded = [tuple(tokenizer.encode(text)) for text in load_prompts(workload.prompts)]
+    long_enough: dict[int, list[tuple[int, ...]]] = {}
+    for number, (tokens, _) in enumerate(workload.request_lengths):
+        least = tokens or 1
+        if least not in long_enough:
+            long_enough[least] = [ids for ids in encoded if len(ids) >= least]
+        if not long_enough[least]:
+            longest = max(map(len, encoded))
+            raise ScenarioError(f"no prompt of {workload.prompts!r} has {least} tokens; the longest has {longest}")
+        ids = long_enough[least][number % len(long_enough[least])]
+        yield ids[:tokens]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,37 @@ _NAMES = {  # Hugging Face name of a layer's tensor, or of one outside the layer
 }
 
 
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """An open file of a known architecture. shapes: of every tensor, under its Hugging Face name where it has one."""
+
+    path: Path
+    reader: GGUFReader
+    architecture: str  # "llama" (Mistral too), "qwen2" or "qwen3"
+    config: ModelConfig
+    tensors: Mapping[str, ReaderTensor]  # under their GGUF names
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def field(self, key: str, default: Any = None) -> Any:
+        """A metadata value, or `default` where the file does not have it."""
+        return _field(self.reader, key, default)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, float32, by its Hugging Face name."""
+        values = _values(self.path, self.tensors[_gguf_name(name)])
+        if self.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            values = _halves(values, self.config.heads if name.endswith("q_proj.weight") else self.config.kv_heads)
+        return torch.from_numpy(values)
+
+
 def load_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> Model:
     """Load a GGUF file. Raises CheckpointError naming the key or tensor at fault, by its GGUF name where it has one."""
+    file = open_gguf(path)
+    return assemble(file.config, file.shapes, file.read, dtype, device)
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Read all but the tensors' values. Raises CheckpointError naming the key at fault."""
     reader = _open(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     architecture = _field(reader, "general.architecture")
@@ -51,14 +82,7 @@ def load_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> Model:
         raise CheckpointError(f"{path}: {error}") from None
     names = {_gguf_name(name): name for name in tensor_shapes(config)}
     shapes = {names.get(name, name): tuple(int(n) for n in reversed(t.shape)) for name, t in tensors.items()}
-
-    def read(name: str) -> Tensor:
-        values = _values(path, tensors[_gguf_name(name)])
-        if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            values = _halves(values, config.heads if name.endswith("q_proj.weight") else config.kv_heads)
-        return torch.from_numpy(values)
-
-    return assemble(config, shapes, read, dtype, device)
+    return GgufFile(path, reader, architecture, config, tensors, shapes)
 
 
 def _open(path: Path) -> GGUFReader:

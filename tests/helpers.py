@@ -15,6 +15,7 @@ from engine.core import Engine, Output, Step
 from engine.cpu_kernels import load_kernels
 from engine.decoders import choose_decoder
 from engine.errors import KernelsUnavailable
+from engine.model import Model
 from engine.plan import Plan
 from engine.runner import RunOutput, TorchRunner
 from engine.scheduler import Scheduler
@@ -112,3 +113,16 @@ def assert_whole(scheduler: Scheduler) -> None:
     """Every block and slot is back."""
     assert sorted(scheduler.blocks.free) == list(range(scheduler.config.pool_blocks))
     assert sorted(scheduler.slots.free) == list(range(scheduler.config.slots))
+
+
+def assert_same_weights(a: Model, b: Model) -> None:
+    """Every tensor of two models, and their configurations."""
+    assert a.config == b.config
+    assert torch.equal(a.weights.embedding, b.weights.embedding)
+    assert torch.equal(a.weights.norm, b.weights.norm)
+    for (name, x), (_, y) in zip(a.weights.matrices(), b.weights.matrices(), strict=True):
+        assert torch.equal(x, y), name
+    for x, y in zip(a.weights.layers, b.weights.layers, strict=True):
+        for name in ("attention_norm", "mlp_norm", "qkv_bias", "q_norm", "k_norm"):
+            p, q = getattr(x, name), getattr(y, name)
+            assert p is q is None or torch.equal(p, q), name

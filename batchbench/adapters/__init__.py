@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchbench.errors import UsageError
-from batchbench.protocol import EngineFactory
+from batchbench.protocol import EngineFactory, Tokenizer
 from batchbench.scenario import EngineSettings
 
 ENGINES = ("own",)
@@ -15,8 +15,23 @@ def engine_factory(name: str, settings: EngineSettings, *, audit: bool = False) 
     audit: check the engine's invariants after every iteration. Raises UsageError for an unknown
     engine, model or device.
     """
-    if name not in ENGINES:
-        raise UsageError(f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
+    _require_known(name)
     from batchbench.adapters.own import OwnEngineFactory  # torch takes seconds to import
 
     return OwnEngineFactory(settings, audit=audit)
+
+
+def engine_tokenizer(name: str, settings: EngineSettings) -> Tokenizer:
+    """The tokenizer of that engine's model, read without its weights.
+
+    Raises UsageError for an unknown engine or model, and for a model that has no tokenizer.
+    """
+    _require_known(name)
+    from batchbench.adapters.own import own_tokenizer
+
+    return own_tokenizer(settings)
+
+
+def _require_known(name: str) -> None:
+    if name not in ENGINES:
+        raise UsageError(f"unknown engine {name!r}; known: {', '.join(ENGINES)}")

@@ -20,10 +20,12 @@ from engine.batch import Decoder
 from engine.config import SchedulerConfig
 from engine.core import Engine
 from engine.decoders import choose_decoder
-from engine.gguf_file import load_gguf
+from engine.gguf_file import load_gguf, open_gguf
+from engine.gguf_tokenizer import gguf_tokenizer
 from engine.hf_folder import load_folder
 from engine.model import Model
 from engine.runner import TorchRunner
+from engine.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from engine.weights import tiny_model
 
 _REPORTS = tuple(field.name for field in fields(IterationOutcome))
@@ -131,14 +133,29 @@ class OwnEngine:
 
 def _load_model(settings: EngineSettings, device: torch.device) -> Model:
     """`tiny`, or a Hugging Face folder or GGUF file at that path from the working folder."""
-    dtype, path = getattr(torch, settings.dtype), Path(settings.model)
+    dtype, path = getattr(torch, settings.dtype), _model_path(settings)
     with _translated():
-        if settings.model == "tiny":
+        if path is None:
             return tiny_model(settings.seed, dtype, device)
-        if path.is_dir():
-            return load_folder(path, dtype, device)
-        if path.is_file():
-            return load_gguf(path, dtype, device)
+        return (load_folder if path.is_dir() else load_gguf)(path, dtype, device)
+
+
+def own_tokenizer(settings: EngineSettings) -> Tokenizer:
+    """Bytes for `tiny`, a folder's tokenizer.json, or what a GGUF file carries. Raises UsageError."""
+    path = _model_path(settings)
+    with _translated():
+        if path is None:
+            return byte_tokenizer()
+        return load_tokenizer(path) if path.is_dir() else Tokenizer(gguf_tokenizer(open_gguf(path)))
+
+
+def _model_path(settings: EngineSettings) -> Path | None:
+    """None for `tiny`, else a folder or file that is there. Raises UsageError."""
+    path = Path(settings.model)
+    if settings.model == "tiny":
+        return None
+    if path.is_dir() or path.is_file():
+        return path
     raise UsageError(f"unknown model {settings.model!r}: not tiny, and no checkpoint folder or GGUF file of that path")
 
 

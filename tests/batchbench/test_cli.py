@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from batchbench.cli import app
+from batchbench.results import load_result
 from batchbench.scenario import Scenario
 from engine.scheduler import Scheduler
 from tests.engine.test_checkpoint import COMMON
@@ -137,6 +139,97 @@ def test_plot_draws_again_from_the_tables_alone(here):
         "rows_against_positions.png",
     ]
     assert (here / "again/staircase.png").read_bytes() == (here / "o/plots/staircase.png").read_bytes()
+
+
+# ---- texts ---------------------------------------------------------------------------------------
+
+NATURAL = ("requests = 6\nprompt_tokens = 5", 'requests = 6\nprompts = "natural"')
+
+
+def test_show_text_prints_every_prompt_and_completion_escaped(here):
+    (here / "p.txt").write_text("a\\b\x1b[31m é\u202e\n")
+    path = scenario(here, (NATURAL[0], 'requests = 2\nprompts = "p.txt"'), ("[48, 32, 24, 16, 12, 8]", "[48, 17]"))
+    done = invoke("sweep", path, "--show-text", "--no-progress")
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = done.stdout.split("figures: ")[1].splitlines()
+    assert lines[1:3] == ["", "r0 prompt      a\\\\b\\x1b[31m é\\u202e"]
+    assert lines[3].startswith("   completion  ") and lines[5].startswith("r1 prompt")
+    assert "\x1b" not in done.stdout
+    document = json.loads(invoke("sweep", path, "--show-text", "--no-progress", "--format", "json").stdout)
+    assert [text["request_id"] for text in document["texts"]] == ["r0", "r1"]
+    assert {text["prompt"] for text in document["texts"]} == {"a\\b\x1b[31m é\u202e"}
+    stored = load_result(here / "results/day34").rows("texts")[0]
+    assert document["texts"][0]["completion"] == bytes(stored["token_ids"]).decode(errors="replace")
+
+
+def test_a_terminal_that_lacks_the_characters_gets_escapes(here):
+    (here / "p.txt").write_text("é日\n")
+    path = scenario(here, (NATURAL[0], 'requests = 1\nprompts = "p.txt"'), ("[48, 32, 24, 16, 12, 8]", "[17]"))
+    done = subprocess.run(
+        [sys.executable, "-m", "batchbench", "sweep", path, "--show-text", "--no-progress"],
+        capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(DAY34.parents[1]), "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "r0 prompt      \\xe9\\u65e5\n" in done.stdout
+
+
+def test_texts_are_printed_only_when_asked_for(here):
+    assert "texts" not in json.loads(invoke("sweep", str(DAY34), "--format", "json").stdout)
+    random = json.loads(invoke("sweep", str(DAY34), "--format", "json", "--show-text").stdout)
+    assert len(random["texts"]) == 6
+
+
+@pytest.mark.parametrize("other", [("--dry-run",), ("--format", "markdown")])
+def test_show_text_is_refused_where_it_would_show_nothing(here, other):
+    message = f"--show-text and {' '.join(other)} do not go together"
+    assert_refused(invoke("sweep", str(DAY34), "--show-text", *other), here, message)
+
+
+@pytest.mark.parametrize("command", [("sweep",), ("sweep", "--dry-run"), ("validate",)])
+def test_natural_prompts_run_on_the_embedded_model(here, command):
+    path = scenario(here, NATURAL, ("[48, 32, 24, 16, 12, 8]", "[500, 120]"))
+    done = invoke(*command, path)
+    assert done.exit_code == 0, done.output
+
+
+def test_text_needs_a_tokenizer_and_says_so_before_the_model_is_loaded(here):
+    (here / "bare").mkdir()
+    model = ('model = "tiny"', 'model = "bare"')
+    for changes, options in (((NATURAL, model), ()), ((model,), ("--show-text",))):
+        done = invoke("sweep", scenario(here, *changes), *options)
+        assert done.exit_code == 2
+        assert done.stderr == (
+            "error: bare: no tokenizer.json, so text cannot become token ids; "
+            "copy it from the model's original folder\n"
+        )
+    assert everything_under(here) == ["x.toml"]
+
+
+def test_missing_prompts(here):
+    path = scenario(here, (NATURAL[0], 'requests = 6\nprompts = "gone.txt"'))
+    assert_refused(invoke("sweep", path), here, "gone.txt: No such file or directory")
+
+
+@pytest.mark.parametrize("texts", ["loops", "varied"])
+def test_degenerate_texts_are_warned_of(here, monkeypatch, texts):
+    """A sampler that goes through five tokens in turn, and the real one."""
+    turn = count()
+    if texts == "loops":  # six rows an iteration, one token for all
+        monkeypatch.setattr("engine.runner.greedy", lambda rows: ([next(turn) % 5] * len(rows), [1.0] * len(rows)))
+    path = scenario(here, ("output_tokens = 24", "output_tokens = 40"), ("[48, 32, 24, 16, 12, 8]", "[66]"))
+    done = invoke("sweep", path, "--no-progress", "--format", "json")
+    recorded = json.loads((here / "results/day34/run.json").read_text())["text_repetition"]
+    assert json.loads(done.stdout)["text_repetition"] == recorded
+    if texts == "loops":
+        assert recorded == 1 - 5 / 40
+        assert done.stderr == (
+            "warning: the texts are degenerate, so their identity proves little: in the median text 88% of the tokens "
+            'occur among the 64 before them (limit 75%); other prompts, such as prompts = "natural", may help\n'
+        )
+    else:
+        assert 0 <= recorded < 0.5
+        assert done.stderr == ""
 
 
 # ---- bad input: one line, exit code 2, nothing written ---------------------------------------
@@ -387,7 +480,7 @@ def test_a_failing_engine_exits_with_1_and_debug_brings_the_traceback(here, monk
 
 
 def test_a_bug_of_ours_is_one_line_too(here, monkeypatch):
-    monkeypatch.setattr("batchbench.cli.build_requests", lambda workload: 1 / 0)
+    monkeypatch.setattr("batchbench.cli.build_requests", lambda workload, tokenizer: 1 / 0)
     done = invoke("sweep", str(DAY34))
     assert done.exit_code == 1
     assert done.stderr == "internal error: ZeroDivisionError: division by zero (--debug shows where)\n"

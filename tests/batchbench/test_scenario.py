@@ -94,6 +94,18 @@ def test_defaults_and_frozenness(tmp_path):
         ("prompt_tokens = 4", f"prompt_tokens = {10**12}", "workload.prompt_tokens: must be at most 10000000"),
         ("requests = 3\nprompt_tokens = 4", "requests = 1000\nprompt_tokens = 1000000", "more than 100000000"),
         ("[sweep]", "[sweep", "not valid TOML: .*line 9"),
+        ("requests = 3", 'requests = 3\nprompts = ""', "workload.prompts: .*at least 1 character"),
+        ("requests = 3", "requests = 3\nprompts = ['a']", "workload.prompts: must be a string"),
+        (
+            "requests = 3",
+            'requests = 3\nseed = 1\nprompts = "natural"',
+            "workload: seed = 1 draws random prompts, but prompts = 'natural'; leave one out",
+        ),
+        (
+            "prompt_tokens = 4\noutput_tokens = 5",
+            'prompts = "natural"',
+            "workload: output_tokens missing .or give lengths",
+        ),
     ],
 )
 def test_a_bad_file_gets_one_line_naming_it_and_the_key(tmp_path, old, new, message):
@@ -118,6 +130,13 @@ def test_files_that_cannot_be_read(tmp_path):
 def test_a_byte_order_mark_is_no_obstacle(tmp_path):
     (tmp_path / "x.toml").write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
     assert load_scenario(tmp_path / "x.toml").name == "x"
+
+
+def test_with_texts_the_prompt_length_may_be_left_out(tmp_path):
+    natural = load(tmp_path, GOOD.replace("prompt_tokens = 4", 'prompts = "natural"')).workload
+    assert (natural.prompts, natural.request_lengths) == ("natural", ((None, 5),) * 3)
+    both = load(tmp_path, GOOD.replace("prompt_tokens = 4", 'prompts = "natural"\nprompt_tokens = 4')).workload
+    assert both.request_lengths == ((4, 5),) * 3
 
 
 def test_both_spellings_of_a_workload_are_the_same_workload(tmp_path):

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from batchbench import Admission, Eviction, IterationOutcome
+from batchbench import Admission, Eviction, IterationOutcome, Text
 from batchbench.errors import OutcomeRefused
-from batchbench.timing import reference_timing
+from batchbench.timing import DEGENERATE_REPETITION, reference_timing, repetition
 from tests.batchbench.scripted import it, play, request
 
 # a runs straight through; b is evicted in iteration 1 and resumes, with 3 positions, in iteration 2.
@@ -179,3 +179,62 @@ def test_nothing_happens_to_a_request_before_it_arrives(fields):
 def test_an_impossible_sequence_is_refused(script, message):
     with pytest.raises(OutcomeRefused, match=message):
         play([request("a")], script)
+
+
+# ---- texts that run in circles ---------------------------------------------------------------
+
+
+def with_distinct(distinct, length=64):
+    """A text of that many different tokens that ends in a loop of its last four."""
+    return (tuple(range(distinct)) + tuple(range(distinct - 4, distinct)) * length)[:length]
+
+
+def test_repetition_is_one_minus_distinct_over_length_up_to_64_tokens():
+    assert repetition((7,)) == 0.0
+    assert repetition((7, 7, 8, 7)) == 0.5
+    assert repetition(tuple(range(64))) == 0.0
+    for distinct in (4, 19, 51, 64):
+        assert repetition(with_distinct(distinct)) == 1 - distinct / 64
+
+
+def test_repetition_looks_back_64_tokens_and_no_further():
+    assert repetition((*range(64), 0)) == 1 / 65
+    assert repetition((*range(65), 0)) == 0.0
+    assert repetition(tuple(range(65)) * 10) == 0.0
+    assert repetition(tuple(range(64)) * 10) == 0.9
+
+
+def texts_of(*token_ids):
+    """The repetition of a run with these texts."""
+    requests = [request(f"r{n}", len(ids)) for n, ids in enumerate(token_ids)]
+    texts = {r.request_id: Text(ids) for r, ids in zip(requests, token_ids, strict=True)}
+    steps = max(len(ids) for ids in token_ids)
+    script = [
+        it(
+            sum(len(ids) > step for ids in token_ids),
+            finished=tuple(f"r{n}" for n, ids in enumerate(token_ids) if len(ids) == step + 1),
+        )
+        for step in range(steps)
+    ]
+    return play(requests, script, texts=texts).text_repetition
+
+
+@pytest.mark.parametrize("loop", [1, 4, 5])
+@pytest.mark.parametrize("length", [32, 64, 500])
+def test_loops_are_degenerate_at_every_length(loop, length):
+    assert texts_of(tuple(range(loop)) * length) > DEGENERATE_REPETITION
+    assert texts_of((tuple(range(loop)) * length)[:length]) > DEGENERATE_REPETITION
+
+
+@pytest.mark.parametrize("distinct", [19, 35, 51])
+def test_natural_texts_are_not_degenerate(distinct):
+    assert texts_of(with_distinct(distinct)) < DEGENERATE_REPETITION
+
+
+def test_the_median_text_decides_and_short_texts_have_no_say():
+    loop, fine = (1, 2, 3, 4) * 16, tuple(range(64))
+    assert texts_of(loop, loop, fine) == 1 - 4 / 64
+    assert texts_of(loop, fine, fine) == 0.0
+    assert texts_of(loop, fine) == (1 - 4 / 64) / 2
+    assert texts_of((1,) * 31) is None
+    assert texts_of((1,) * 31, (2,) * 31, fine) == 0.0
