@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests import triton_interpreter
+
+triton_interpreter.enable()  # before any test module imports Triton, which some libraries do
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
