@@ -331,7 +331,7 @@ def day34(bench: Bench) -> Json:
     scenario = load_scenario(Path(__file__).parents[1] / "scenarios" / "day34.toml")
     requests = build_requests(scenario.workload)
     rows: dict[str, list[Json]] = {}
-    for device in ("cpu", str(bench.device)):
+    for device in dict.fromkeys(("cpu", str(bench.device))):
         settings = scenario.engine.model_copy(update={"device": device})
         timings = sweep_pool_sizes(requests, scenario.sweep.pools, engine_factory("own", settings))
         rows[device] = [pool_figures(timing) for timing in timings]

@@ -72,8 +72,9 @@ def paged_attention(
     *,
     window: int | None = None,
     split: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Attend over one layer's K/V. Returns [positions, heads, head_dim]; queries of no tile get zeros.
+    """Attend over one layer's K/V. Returns `out`, [positions, heads, head_dim]; queries of no tile write nothing.
 
     queries: [positions, heads, head_dim], rotated and scaled. keys, values: [kv_heads, cells, head_dim];
     the cell of a position is `tables[row, position // block_size] * block_size + position % block_size`.
@@ -81,15 +82,16 @@ def paged_attention(
     window: positions that a query sees, itself included; None for all before it.
     split: a program per split of the table's width instead of one for all; every tile then holds one
     query. For decode; the bits are the same.
+    out: zeros if left out; may be `queries`, which each program reads before it writes.
     """
     heads, head_dim = queries.shape[1:]
     kv_heads, cells = keys.shape[:2]
-    assert all(tensor.is_contiguous() for tensor in (queries, keys, values, tables, tiles))
     parts = -(-tables.shape[1] * block_size // SPLIT) if split else 1
     partial = (tiles.shape[0], heads, parts) if parts > 1 else (1, 1, 1)
     sums = queries.new_empty(*partial, head_dim, dtype=torch.float32)
     stats = queries.new_empty(*partial, 2, dtype=torch.float32)
-    out = torch.zeros_like(queries)
+    out = torch.zeros_like(queries) if out is None else out
+    assert all(tensor.is_contiguous() for tensor in (queries, keys, values, tables, tiles, out))
     dim = max(16, triton.next_power_of_2(head_dim))
     sizes = {"HEADS": heads, "HEAD_DIM": head_dim, "DIM": dim, "WINDOW": window or 0, "SPLIT": SPLIT}
     _attend[(tiles.shape[0], kv_heads, parts)](
@@ -107,7 +109,7 @@ def paged_attention(
         BLOCK_SIZE=block_size,
         ROWS=TILE_ROWS[queries.dtype],
         CHUNK=KEY_CHUNK,
-        num_warps=8 if dim > 64 and queries.dtype == torch.bfloat16 else 4,  # what fits the registers
+        num_warps=8 if dim > 64 else 4,  # what fits the registers
         num_stages=2,
         **sizes,
     )
@@ -145,6 +147,13 @@ def _attend(
     position = tl.load(tiles + tile * 4 + 3)
     if count == 0:
         return
+    stop = position + count
+    low = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0  # the first position that any query sees
+    first_split, last_split = low // SPLIT, (stop - 1) // SPLIT
+    if parts > 1:
+        first_split, last_split = tl.maximum(first_split, part), tl.minimum(last_split, part)
+    if first_split > last_split:  # nobody reads the split of this program
+        return
 
     pair = tl.arange(0, ROWS)
     nth, head = pair // GROUP, kv_head * GROUP + pair % GROUP
@@ -153,13 +162,8 @@ def _attend(
     real = (nth < count)[:, None] & (dim < HEAD_DIM)[None, :]
     q = tl.load(queries + at, mask=real, other=0.0)
     query_at = position + nth
-    stop = position + count
-    low = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0  # the first position that any query sees
     pool = kv_head.to(tl.int64) * cells
 
-    first_split, last_split = low // SPLIT, (stop - 1) // SPLIT
-    if parts > 1:
-        first_split, last_split = tl.maximum(first_split, part), tl.minimum(last_split, part)
     top = tl.full((ROWS,), _LOWEST, tl.float32)
     total = tl.full((ROWS,), 0.0, tl.float32)
     acc = tl.full((ROWS, DIM), 0.0, tl.float32)

@@ -99,6 +99,7 @@ def forward(model: Model, batch: DeviceBatch, store: KVStore, shapes: Sequence[S
             batch.block_size,
             window=cfg.sliding_window,
             split=batch.decode,
+            out=q,
         )
         x = linear(seen.view(x.shape[0], -1), layer.output, shapes, residual=x)
         gated = silu_gate(linear(rms_norm(x, layer.mlp_norm, cfg.rms_eps), layer.gate_up, shapes))

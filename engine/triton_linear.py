@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 SLICE = 2048
-_BUSY = 132  # programs that keep a device busy: the multiprocessors of an H100 or H200
+BUSY = 132  # programs that keep a device busy: the multiprocessors of an H100 or H200
 _WIDTH = 256  # columns per program of `_add_slices`
 
 
@@ -64,7 +64,7 @@ def linear(
     assert all(tensor.is_contiguous() for tensor in (x, weight, bias, residual) if tensor is not None)
     shape = next((shape for shape in shapes if shape.rows >= rows), shapes[-1])
     tiles = -(-rows // shape.rows), -(-out // shape.out)
-    slices = -(-inner // SLICE) if tiles[0] * tiles[1] < _BUSY else 1
+    slices = -(-inner // SLICE) if tiles[0] * tiles[1] < BUSY else 1
     y = x.new_empty(rows, out)
     sums = x.new_empty((slices, rows, out) if slices > 1 else 1, dtype=torch.float32)
     ends = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}

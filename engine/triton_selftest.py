@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 import triton
 from torch import Tensor
 
+from engine import triton_linear
 from engine.config import ModelConfig
 from engine.errors import NumericsError
 from engine.triton_attention import SPLIT, paged_attention, plan_tiles, tile_queries
@@ -48,8 +49,11 @@ def _differs(x: Tensor, weight: Tensor, shape: Shape, want: Tensor) -> str | Non
     """Where `shape` gives rows of `x` other bits than `want`: all at once, one alone, some, in another order."""
     count = x.shape[0]
     some = sorted({1, shape.rows, shape.rows + 1})
-    parts = {f"rows 0 to {n - 1} of {count}": range(n) for n in some}
+    parts: dict[str, Sequence[int]] = {f"rows 0 to {n - 1} of {count}": range(n) for n in some}
     parts |= {f"row {count - 1} alone": range(count - 1, count), "all rows, last first": range(count - 1, -1, -1)}
+    if weight.shape[1] > triton_linear.SLICE:  # so many rows that slices are not programs of their own
+        many = shape.rows * -(-triton_linear.BUSY // -(-weight.shape[0] // shape.out))
+        parts[f"{many} rows"] = [row % count for row in range(many)]
     for what, rows in {"all rows": range(count), **parts}.items():
         index = torch.tensor(rows, device=x.device)
         if not torch.equal(linear(x[index], weight, (shape,)), want[index]):

@@ -80,7 +80,7 @@ def test_logits_equal_those_of_the_torch_forward(model):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-4 if model.dtype == torch.float32 else 0.2)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODELS[1:])
 def test_logits_are_the_same_bits_in_every_company(model):
     alone = Company(model)
     alone.logits([(0, 0, 0, 10)])

@@ -13,7 +13,7 @@ from tests.triton_interpreter import DEVICE, MISSING
 if MISSING:
     pytest.skip(MISSING, allow_module_level=True)
 
-from engine import triton_linear
+from engine import triton_linear, triton_selftest
 from engine.triton_linear import BASE, SHAPES, SLICE, linear
 from engine.triton_selftest import choose_shapes
 
@@ -43,9 +43,9 @@ def test_slices_as_programs_give_the_bits_of_slices_in_turn(dtype, monkeypatch):
     monkeypatch.setattr(triton_linear, "SLICE", 128)
     x, weight, bias, residual = draw(dtype, 5, 300), draw(dtype, 33, 300), draw(dtype, 33), draw(dtype, 5, 33)
     for ends in ({}, {"bias": bias}, {"bias": bias, "residual": residual}):
-        monkeypatch.setattr(triton_linear, "_BUSY", 10**9)
+        monkeypatch.setattr(triton_linear, "BUSY", 10**9)
         apart = linear(x, weight, SHAPES[dtype], **ends)
-        monkeypatch.setattr(triton_linear, "_BUSY", 0)
+        monkeypatch.setattr(triton_linear, "BUSY", 0)
         assert torch.equal(linear(x, weight, SHAPES[dtype], **ends), apart)
 
 
@@ -75,6 +75,30 @@ def test_the_trial_keeps_shapes_in_order_of_rows(dtype):
     assert [shape.rows for shape in shapes] == sorted(shape.rows for shape in shapes)
     if DEVICE.type == "cpu":
         assert shapes == SHAPES[dtype]  # in the interpreter every product is one chain along `in`
+
+
+def test_slices_chosen_by_the_number_of_rows_are_refused(monkeypatch):
+    def planted(x, *args, **ends):
+        monkeypatch.setattr(triton_linear, "SLICE", 32 if x.shape[0] == 1 else 64)
+        return linear(x, *args, **ends)
+
+    monkeypatch.setattr(triton_selftest, "linear", planted)
+    with pytest.raises(NumericsError, match=r"linear a \(24, 80\), rows 0 to 0 of .*, gives a row other bits"):
+        choose_shapes([("a", draw(torch.float32, 24, 80))])
+
+
+def test_the_trial_compares_slices_apart_with_slices_in_turn(monkeypatch):
+    counts = []
+
+    def noted(x, *args, **ends):
+        counts.append(x.shape[0])
+        return linear(x, *args, **ends)
+
+    monkeypatch.setattr(triton_selftest, "linear", noted)
+    monkeypatch.setattr(triton_linear, "SLICE", 32)
+    monkeypatch.setattr(triton_linear, "BUSY", 3)
+    assert len(choose_shapes([("a", draw(torch.float32, 24, 80))])) > 1
+    assert {3 * shape.rows for shape in SHAPES[torch.float32]} <= set(counts)
 
 
 interpreted = pytest.mark.skipif(DEVICE.type != "cpu", reason="plants its bug in the interpreter: run where no GPU is")
