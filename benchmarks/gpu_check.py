@@ -1,15 +1,16 @@
 """Checks and measures the engine on one GPU in under eight minutes, and writes what it saw as one JSON file.
 
-    python benchmarks/gpu_check.py [results/gpu/NAME.json]
+    python -m benchmarks.gpu_check [results/gpu/NAME.json]
 
 Sections are independent: one that fails or overruns its limit is recorded with its error, and the next one runs.
-The file is written anew after every section. `--device cpu` runs everything at toy sizes, to test the script;
-its kernels then need Triton's interpreter (TRITON_INTERPRET=1) and its times mean nothing.
+The file is written anew after every section. `--device cpu` runs everything at toy sizes and the kernels in
+Triton's interpreter, to test the script; its times mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
 import re
@@ -472,6 +473,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("error: torch sees no CUDA device; try --device cpu, which runs toy sizes", file=sys.stderr)
         return 2
+    if options.device == "cpu":
+        importlib.import_module("tests.triton_interpreter").enable()
+        torch.set_num_threads(1)  # toy products gain nothing from more
     device = torch.device(options.device)
     report: Json = {"environment": environment(device), "toy": device.type == "cpu", "sections": {}}
     name = re.sub(r"[^a-z0-9]+", "-", report["environment"]["device"].lower())

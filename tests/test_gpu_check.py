@@ -13,7 +13,7 @@ if MISSING:
     pytest.skip(MISSING, allow_module_level=True)
 
 pytestmark = pytest.mark.skipif(
-    DEVICE.type != "cpu", reason="Triton runs natively here: run `python benchmarks/gpu_check.py` instead"
+    DEVICE.type != "cpu", reason="Triton runs natively here: run `python -m benchmarks.gpu_check` instead"
 )
 
 
