@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from engine.gguf_to_folder import convert
+from tests import triton_interpreter
+
+triton_interpreter.enable()  # before any test module imports Triton, which some libraries do
 
 
 @pytest.fixture(autouse=True)
