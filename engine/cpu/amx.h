@@ -32,6 +32,10 @@ inline void amx_begin() {
 
 inline void amx_end() { _tile_release(); }
 
+inline void fetch_ahead(const bf16* b) {  // the tile after the next
+    for (int line = 0; line < 16; ++line) __builtin_prefetch(b + (64 + 2 * line) * PANEL);
+}
+
 // c[16 * M][V * 16] += a * b; accumulators are tiles 0-3, a is in 4 and 5, b in 6 and 7.
 template <int M, int V>
 inline void amx_tile(const bf16* a, long lda, const bf16* b, long panel, int k, float* c, long ldc) {
@@ -42,6 +46,10 @@ inline void amx_tile(const bf16* a, long lda, const bf16* b, long panel, int k, 
     if constexpr (M > 1 && V > 1) _tile_loadd(3, c + 16 * ldc + PANEL, c_step);
     for (int i = 0; i < k; i += 32) {
         _tile_loadd(4, a + i, a_step);
+        if constexpr (M == 1) {  // few rows: bound by reading weights
+            fetch_ahead(b + i * PANEL);
+            if constexpr (V > 1) fetch_ahead(b + panel + i * PANEL);
+        }
         _tile_loadd(6, b + i * PANEL, 64);
         _tile_dpbf16ps(0, 4, 6);
         if constexpr (V > 1) {

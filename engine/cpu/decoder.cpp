@@ -252,10 +252,10 @@ private:
     }
 
     // a [rows][k] times packed weights of `width` outputs; finish(row, first output, sums, panels) takes each result.
-    template <int multiple = 1, class Finish>
+    // Panels go to `finish` in multiples of `together`.
+    template <int together = 1, class Finish>
     void product(int rows, const E* a, int k, const void* packed, int width, Scratch& mine, Finish finish) {
-        const int panels = round_up(width, PANEL) / PANEL;
-        const int wide = multiple == 1 && panels % 3 == 0 && panels % 4 ? 3 : MAX_PANELS;
+        const int panels = round_up(width, PANEL) / PANEL, wide = panels_of(rows, panels) / together * together;
         const long panel = (long)k * PANEL;
         team_.share((panels + wide - 1) / wide, [&](int task) {
             const int first = task * wide, count = std::min(wide, panels - first), ldc = count * PANEL;

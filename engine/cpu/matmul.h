@@ -10,20 +10,32 @@
 
 namespace bb {
 
+// Rows of a tile of that many panels: as many accumulators as leave registers for the operands.
 #if defined(__AVX512F__)
-constexpr int MAX_ROWS = 6, MAX_PANELS = 4;  // accumulators of one tile: 24 of 32 registers
+constexpr int MAX_PANELS = 4;
+constexpr int rows_of(int panels) { return panels == 4 ? 6 : panels == 3 ? 8 : 12; }
 #elif defined(__aarch64__)
-constexpr int MAX_ROWS = 3, MAX_PANELS = 2;  // 24 of 32, four registers per panel
+constexpr int MAX_PANELS = 2;
+constexpr int rows_of(int panels) { return panels == 2 ? 3 : 6; }
 #else
-constexpr int MAX_ROWS = 2, MAX_PANELS = 2;  // 8 of 16, two registers per panel
+constexpr int MAX_PANELS = 2;
+constexpr int rows_of(int panels) { return panels == 2 ? 2 : 4; }
 #endif
 
+// Panels side by side that suit so many rows: few rows pass over the weights once, all of them at a time.
+inline int panels_of(int rows, int panels) {
+    int count = MAX_PANELS;
+    while (count > 2 && rows > rows_of(count) && rows <= rows_of(2)) --count;
+    return count == 4 && panels % 4 && panels % 3 == 0 ? 3 : count;
+}
+
 constexpr int PANEL = LANES, K_CHUNK = 128;
+constexpr int AHEAD = 16;  // steps of k that weights are fetched ahead
 inline int padded_k(int k) { return (k + 31) / 32 * 32; }
 
 template <int M, int V>
 inline void add_tile(const Lanes (&acc)[M][V], float* c, long ldc) {
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) store(c + m * ldc + v * PANEL, load(c + m * ldc + v * PANEL) + acc[m][v]);
@@ -34,10 +46,12 @@ template <int M, int V>
 inline void tile(const float* a, long lda, const float* b, long panel, int k, float* c, long ldc) {
     Lanes acc[M][V] = {};
     for (int i = 0; i < k; ++i) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) __builtin_prefetch(b + v * panel + (i + AHEAD) * PANEL);
         Lanes w[V];
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) w[v] = load(b + v * panel + i * PANEL);
-#pragma GCC unroll 6
+#pragma GCC unroll 12
         for (int m = 0; m < M; ++m) {
             const Lanes x = all(a[m * lda + i]);
 #pragma GCC unroll 4
@@ -68,7 +82,7 @@ template <int M, int V>
 inline void tile(const bf16* a, long lda, const bf16* b, long panel, int k, float* c, long ldc) {
     Lanes acc[M][V] = {};
     for (int i = 0; i < k; i += 2)
-#pragma GCC unroll 6
+#pragma GCC unroll 12
         for (int m = 0; m < M; ++m) {
             uint32_t x;
             std::memcpy(&x, a + m * lda + i, 4);
@@ -78,7 +92,7 @@ inline void tile(const bf16* a, long lda, const bf16* b, long panel, int k, floa
     add_tile(acc, c, ldc);
 }
 
-template <int V, int M = MAX_ROWS, class E>
+template <int V, int M = rows_of(V), class E>
 inline void tile_of(int rows, const E* a, long lda, const E* b, long panel, int k, float* c, long ldc) {
     if constexpr (M > 1)
         if (rows < M) return tile_of<V, M - 1>(rows, a, lda, b, panel, k, c, ldc);
@@ -94,7 +108,7 @@ inline void rows_by_panels(int rows, int panels, const E* a, long lda, const E* 
         if (panels < V) return rows_by_panels<V - 1>(rows, panels, a, lda, b, panel, k, c, ldc);
     for (int from = 0; from < k; from += K_CHUNK) {
         const int width = k - from < K_CHUNK ? k - from : K_CHUNK;
-        const int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+        const int tiles = (rows + rows_of(V) - 1) / rows_of(V);
         for (int t = 0, row = 0; t < tiles; ++t) {  // of nearly equal height
             const int height = rows / tiles + (t < rows % tiles);
             tile_of<V>(height, a + row * lda + from, lda, b + (long)from * PANEL, panel, width, c + row * ldc, ldc);
