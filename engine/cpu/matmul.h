@@ -99,22 +99,27 @@ inline void tile_of(int rows, const E* a, long lda, const E* b, long panel, int 
     tile<M, V>(a, lda, b, panel, k, c, ldc);
 }
 
-// c[rows][panels * 16] += a * b. k goes in chunks of one fixed length: their panels stay in the first
-// cache, and short chains round less than one long one.
-template <int V = MAX_PANELS, class E>
-inline void rows_by_panels(int rows, int panels, const E* a, long lda, const E* b, long panel, int k, float* c,
-                           long ldc) {
-    if constexpr (V > 1)
-        if (panels < V) return rows_by_panels<V - 1>(rows, panels, a, lda, b, panel, k, c, ldc);
+// c[rows][V * 16] += a * b. k goes in chunks of one fixed length: their panels stay in the first cache,
+// and short chains round less than one long one.
+template <int V, class E>
+inline void rows_by(int rows, const E* a, long lda, const E* b, long panel, int k, float* c, long ldc) {
+    const int tiles = (rows + rows_of(V) - 1) / rows_of(V);
     for (int from = 0; from < k; from += K_CHUNK) {
         const int width = k - from < K_CHUNK ? k - from : K_CHUNK;
-        const int tiles = (rows + rows_of(V) - 1) / rows_of(V);
         for (int t = 0, row = 0; t < tiles; ++t) {  // of nearly equal height
             const int height = rows / tiles + (t < rows % tiles);
             tile_of<V>(height, a + row * lda + from, lda, b + (long)from * PANEL, panel, width, c + row * ldc, ldc);
             row += height;
         }
     }
+}
+
+// c[rows][panels * 16] += a * b, any number of panels.
+template <int V = MAX_PANELS, class E>
+inline void rows_by_panels(int rows, int panels, const E* a, long lda, const E* b, long panel, int k, float* c, long ldc) {
+    for (; panels >= V; panels -= V, b += V * panel, c += V * PANEL) rows_by<V>(rows, a, lda, b, panel, k, c, ldc);
+    if constexpr (V > 1)
+        if (panels) rows_by_panels<V - 1>(rows, panels, a, lda, b, panel, k, c, ldc);
 }
 
 }  // namespace bb

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import platform
-
 import pytest
 import torch
 
-import engine.cpu_model
 from engine.config import SchedulerConfig
 from engine.core import Engine
-from engine.cpu_kernels import build, declare
 from engine.decoders import choose_decoder
 from engine.weights import tiny_model
 from tests.helpers import CPU, DTYPES, KERNELS, LogitsRunner, drain, needs_compiler, prompt, real_engine
@@ -145,19 +140,3 @@ def test_native_bits_do_not_depend_on_the_thread_count(dtype):
     want = run(1)
     for threads in (2, 3, 5):
         assert_same_bits(run(threads), want)
-
-
-@needs_compiler
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="chooses among instruction sets of x86")
-@pytest.mark.parametrize("flag", ["-march=x86-64-v3", "-march=x86-64-v3 -fno-tree-vectorize"])
-def test_native_float32_bits_are_the_same_with_narrower_vectors(monkeypatch, flag):
-    """Sixteen lanes are sixteen lanes, in one register or in two: the text carries over to other machines."""
-    want = alone(torch.float32, "native")
-    library = ctypes.CDLL(str(build(tuple(flag.split()))))
-    monkeypatch.setattr(engine.cpu_model, "load_kernels", lambda: declare(library))
-    model = choose_decoder(tiny_model(0, torch.float32, CPU), kernels="native")
-    assert "avx2" in model.numerics
-    config = SchedulerConfig(1, 64, 4)
-    other = Engine(config, LogitsRunner(model, config))
-    other.submit("it", PROMPT, OUTPUT)
-    assert_same_bits(logits_of(other), want)

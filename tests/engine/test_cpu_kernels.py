@@ -1,0 +1,190 @@
+"""The native kernels: built once, refused with a reason, right for awkward shapes, and no second copy of weights."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import platform
+
+import pytest
+import torch
+
+import engine.cpu_kernels
+import engine.cpu_model
+from engine.config import ModelConfig
+from engine.cpu_kernels import build, declare
+from engine.decoders import choose_decoder
+from engine.errors import ConfigError, KernelsUnavailable
+from engine.model import LayerWeights, Model, ModelWeights
+from engine.weights import tiny_model
+from tests.engine.claims import alone, assert_same_bits
+from tests.helpers import CPU, DTYPES, needs_compiler, prompt
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache, and nothing loaded yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine.cpu_kernels.load_kernels.cache_clear()
+    yield tmp_path / "batchbench"
+    engine.cpu_kernels.load_kernels.cache_clear()
+
+
+def random_model(dtype=torch.float32, **shape):
+    """Weights of unit gain for any shape; no dimension needs to suit a register."""
+    sizes = {"vocab_size": 101, "hidden_size": 50, "layers": 2, "heads": 3, "kv_heads": 1, "head_dim": 22}
+    cfg = ModelConfig(**(sizes | {"intermediate_size": 67, "max_positions": 256} | shape))
+    draw = torch.Generator().manual_seed(0)
+
+    def matrix(rows, columns):
+        return (torch.randn(rows, columns, generator=draw) * columns**-0.5).to(dtype)
+
+    def vector(size):
+        return (1 + 0.2 * torch.randn(size, generator=draw)).to(dtype)
+
+    q, kv, hidden, inner = cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim, cfg.hidden_size, cfg.intermediate_size
+    layers = [
+        LayerWeights(
+            attention_norm=vector(hidden),
+            qkv=matrix(q + 2 * kv, hidden),
+            output=matrix(hidden, q),
+            mlp_norm=vector(hidden),
+            gate_up=matrix(2 * inner, hidden),
+            down=matrix(hidden, inner),
+            qkv_bias=vector(q + 2 * kv) if cfg.qkv_bias else None,
+            q_norm=vector(cfg.head_dim) if cfg.qk_norm else None,
+            k_norm=vector(cfg.head_dim) if cfg.qk_norm else None,
+        )
+        for _ in range(cfg.layers)
+    ]
+    embedding = matrix(cfg.vocab_size, hidden)
+    lm_head = embedding if cfg.tied_embedding else matrix(cfg.vocab_size, hidden)
+    return Model(cfg, ModelWeights(embedding, layers, vector(hidden), lm_head))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"heads": 6, "kv_heads": 2, "head_dim": 18, "qkv_bias": True},
+        {"heads": 4, "kv_heads": 4, "head_dim": 10, "qk_norm": True, "tied_embedding": True},
+        {"sliding_window": 5, "hidden_size": 33, "vocab_size": 17},
+        {"heads": 48, "kv_heads": 1, "head_dim": 2, "layers": 1},
+        {"heads": 2, "kv_heads": 1, "head_dim": 256, "layers": 1, "intermediate_size": 1},
+        {"hidden_size": 300, "intermediate_size": 700, "tied_embedding": True},
+    ],
+    ids=str,
+)
+def test_awkward_shapes_agree_with_torch(shape, dtype):
+    text = [token % 17 for token in prompt(0, 70)]
+    want, _ = alone(choose_decoder(random_model(dtype, **shape), kernels="torch"), text, 3)
+    got, _ = alone(choose_decoder(random_model(dtype, **shape), kernels="native"), text, 3)
+    # float32: two orders of summation. bfloat16: torch rounds the residual stream to 8 bits, native does not
+    bound = 2e-5 if dtype == torch.float32 else 0.15
+    torch.testing.assert_close(got[len(text)], want[len(text)], rtol=0, atol=bound)
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="chooses among instruction sets of x86")
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64"])
+def test_older_processors_compute_the_same(monkeypatch, level):
+    """AVX2 builds give float32 the very bits of this machine's; without fused multiply-adds it is the same function."""
+    shape, text = {"heads": 6, "kv_heads": 2, "head_dim": 72, "hidden_size": 150}, prompt(0, 70)
+    want = {dtype: alone(choose_decoder(random_model(dtype, vocab_size=256, **shape)), text, 9)[0] for dtype in DTYPES}
+    library = declare(ctypes.CDLL(str(build((f"-march={level}",)))))
+    monkeypatch.setattr(engine.cpu_model, "load_kernels", lambda: library)
+    for dtype in DTYPES:
+        model = choose_decoder(random_model(dtype, vocab_size=256, **shape), kernels="native")
+        assert model.numerics == f"exact (native {'avx2' if level == 'x86-64-v3' else 'generic'})"
+        got, _ = alone(model, text, 9)
+        if dtype == torch.float32 and level == "x86-64-v3":
+            assert_same_bits(got, want[dtype], level)
+        bound = 2e-5 if dtype == torch.float32 else 0.05  # rounding: of float32 sums, of activations to 8 bits
+        torch.testing.assert_close(got[len(text)], want[dtype][len(text)], rtol=0, atol=bound)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [{"heads": 49}, {"head_dim": 258}])
+def test_shapes_beyond_the_kernels_are_refused_and_left_to_torch(shape):
+    with pytest.raises(
+        KernelsUnavailable, match="query heads per K/V head of .* native kernels take up to 48 of up to 256"
+    ):
+        choose_decoder(random_model(**shape), kernels="native")
+    with pytest.warns(UserWarning, match="torch is several times slower: .*query heads"):
+        assert "torch" in choose_decoder(random_model(**shape)).numerics
+
+
+@needs_compiler
+def test_weights_are_packed_once_and_the_originals_dropped():
+    model = random_model(layers=3)
+    sizes = model.weights.nbytes
+    native = choose_decoder(model, kernels="native")
+    assert model.weights.layers == []
+    assert native.matrix_bytes <= native.weight_bytes < 1.6 * sizes  # panels of 16 outputs, 50 and 67 are padded
+    model = random_model(
+        hidden_size=64, intermediate_size=128, vocab_size=128, heads=4, head_dim=16, tied_embedding=True
+    )
+    sizes = model.weights.nbytes
+    assert choose_decoder(model, kernels="native").weight_bytes == sizes  # nothing to pad, the embedding once
+
+
+@needs_compiler
+def test_a_library_is_built_once(cache):
+    first = build()
+    assert first.parent == cache and list(cache.iterdir()) == [first]
+    before = first.stat().st_mtime_ns
+    assert build() == first and first.stat().st_mtime_ns == before
+    assert build(("-DOTHER",)) != first
+
+
+@pytest.mark.parametrize(
+    ("compiler", "message"),
+    [
+        ("no-such-compiler", "no C.. compiler: no-such-compiler not found; install g.. or set CXX"),
+        ("false", "false failed"),
+    ],
+)
+def test_without_a_compiler_torch_takes_over_and_says_so(cache, monkeypatch, compiler, message):
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.warns(UserWarning, match=message):
+        assert choose_decoder(tiny_model(0, torch.float32, CPU)).numerics.startswith("exact (torch")
+    with pytest.raises(KernelsUnavailable, match=message):
+        choose_decoder(tiny_model(0, torch.float32, CPU), kernels="native")
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions as POSIX has them")
+def test_a_cache_that_others_can_write_is_not_executed(cache):
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    with pytest.raises(KernelsUnavailable, match="not this user's alone; chmod go-w it, or set XDG_CACHE_HOME"):
+        build()
+
+
+def test_contradictory_choices_are_refused():
+    with pytest.raises(ConfigError, match="kernels 'gpu'"):
+        choose_decoder(tiny_model(0, torch.float32, CPU), kernels="gpu")
+    with pytest.raises(ConfigError, match="numerics fast leaves the shapes to torch"):
+        choose_decoder(tiny_model(0, torch.float32, CPU), kernels="native", numerics="fast")
+
+
+def test_fast_is_torch_without_padding():
+    fast = choose_decoder(tiny_model(0, torch.float32, CPU), numerics="fast")
+    assert fast.numerics == "fast (torch, no promise)"
+    assert [fast.padded_rows(rows) for rows in (1, 5, 33)] == [1, 5, 33]
+    _, text = alone(fast, prompt(0, 9), 8)
+    assert len(text) == 8
+
+
+@needs_compiler
+def test_threads_end_with_their_model():
+    before = (
+        len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else pytest.skip("counts Linux threads")
+    )
+    models = [choose_decoder(tiny_model(0, torch.float32, CPU), kernels="native", threads=3) for _ in range(3)]
+    assert len(os.listdir("/proc/self/task")) == before + 6
+    del models
+    gc.collect()
+    assert len(os.listdir("/proc/self/task")) == before
