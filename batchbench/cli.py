@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +50,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+class Numerics(StrEnum):
+    """What is promised of a request's bits."""
+
+    exact = "exact"
+    fast = "fast"
+
+
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the table.")]
 
@@ -76,6 +85,14 @@ def sweep(
         Path | None, typer.Option(help="Folder for the figures; plots/NAME, or OUT/plots with --out.")
     ] = None,
     engine: Annotated[str, typer.Option(help="Engine to run: own.")] = "own",
+    numerics: Annotated[
+        Numerics | None,
+        typer.Option(
+            help="exact: a request's bits do not depend on its company; fast: nothing is promised. "
+            "The scenario's if left out.",
+            show_default=False,
+        ),
+    ] = None,
     audit: Annotated[
         bool, typer.Option("--audit", help="Check the engine's invariants after every iteration.")
     ] = False,
@@ -97,7 +114,7 @@ def sweep(
         if show_text and (dry_run or output_format is Format.markdown):
             other = "--dry-run" if dry_run else "--format markdown"
             raise UsageError(f"--show-text and {other} do not go together")
-        scenario = load_scenario(scenario_file)
+        scenario = _with_numerics(load_scenario(scenario_file), numerics)
         tokenizer = _tokenizer(scenario, engine, needed=show_text)
         requests = build_requests(scenario.workload, tokenizer)
         make_engine = engine_factory(engine, scenario.engine, audit=audit)
@@ -191,6 +208,14 @@ class _SaveAndShow(SweepObserver):
         self._next.on_timing(timing)
 
 
+def _with_numerics(scenario: Scenario, numerics: Numerics | None) -> Scenario:
+    """The scenario with the command line's choice, where there is one."""
+    if numerics is None:
+        return scenario
+    engine = scenario.engine.model_copy(update={"numerics": numerics.value})
+    return scenario.model_copy(update={"engine": engine})
+
+
 def _tokenizer(scenario: Scenario, engine: str, *, needed: bool = False) -> Tokenizer | None:
     """The engine's, if the prompts are texts or if it is needed anyway; a model with random prompts may have none."""
     wanted = needed or scenario.workload.prompts is not None
@@ -246,6 +271,7 @@ def _print_plan(
         "model": about.model,
         "dtype": about.dtype,
         "device": about.device,
+        "numerics": about.numerics,
         "requests": len(requests),
         "kv_bytes_per_token": about.kv_bytes_per_token,
         "weight_bytes": about.weight_bytes,
@@ -254,7 +280,7 @@ def _print_plan(
     }
     lines = [
         f"{scenario.name}: {len(requests)} requests, model {about.model} in {about.dtype} on {about.device}, "
-        f"{about.slots} slots, blocks of {about.block_size}"
+        f"{about.slots} slots, blocks of {about.block_size}" + (", numerics fast" if about.numerics == "fast" else "")
     ]
     if about.kv_bytes_per_token is not None:
         lines.append(f"{show_bytes(about.kv_bytes_per_token)} of K/V per position")

@@ -25,7 +25,10 @@ def _describe(reference: ContinuousTiming, other: ContinuousTiming, request_id: 
         f"(best two logits {_gap(timing, request_id, at)} apart, {_evictions(timing, request_id, at)})"
         for timing in (reference, other)
     )
-    return f"texts differ, so there are no timings: request {request_id!r}, generated token {at}: {sides}"
+    promise = ""
+    if reference.engine.numerics == "fast":
+        promise = "; numerics is fast, under which texts may differ between pools; under exact they would not"
+    return f"texts differ, so there are no timings: request {request_id!r}, generated token {at}: {sides}{promise}"
 
 
 def _continuation(timing: ContinuousTiming, request_id: str, at: int) -> str:

@@ -233,7 +233,8 @@ def _one_iteration(axes: Axes, result: Result, pool_blocks: int) -> None:
 
 def _title(result: Result) -> str:
     name = str(result.run["scenario"]["name"])
-    return name if len(name) <= 40 else f"{name[:39]}…"
+    short = name if len(name) <= 40 else f"{name[:39]}…"
+    return f"{short} (fast numerics)" if result.run["engine"].get("numerics") == "fast" else short
 
 
 def _records(frame: pd.DataFrame) -> list[Any]:

@@ -48,8 +48,9 @@ class Sheet:
 
 
 def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
-    """The headline of each pool, in the roundings that the field's texts use."""
+    """The headline of each pool, in the roundings that the field's texts use, and a column more if numerics is fast."""
     verdict = "identical" if len(pools) > 1 else "not compared"
+    fast = ("fast",) if any(pool["numerics"] == "fast" for pool in pools) else ()
     return Sheet(
         (
             "pool",
@@ -59,6 +60,7 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
             "victim latency",
             "paired latency",
             "text",
+            *(("numerics",) if fast else ()),
         ),
         tuple(
             (
@@ -69,6 +71,7 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
                 _show(pool["preemption_latency_penalty"], "{:.2f}x", "no control group"),
                 _show(pool["paired_latency_penalty"], "{:.2f}x", "no reference"),
                 verdict,
+                *fast,
             )
             for pool in pools
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from batchbench.errors import OutcomeRefused
 
@@ -134,6 +134,8 @@ class EngineDescription:
 
     reports: the fields of IterationOutcome that it never leaves None.
     weight_bytes: all weights. iteration_weight_bytes: those that every iteration reads whole.
+    numerics: `exact` if a request's bits do not depend on its company, `fast` if nothing is promised.
+    numerics_detail: what computes them, in the engine's words.
     """
 
     engine: str
@@ -148,7 +150,8 @@ class EngineDescription:
     iteration_weight_bytes: int | None = None
     watermark_blocks: int | None = None
     victim: str | None = None
-    numerics: str | None = None
+    numerics: Literal["exact", "fast"] | None = None
+    numerics_detail: str | None = None
     threads: int | None = None
     reports: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -26,12 +26,20 @@ _UNREPORTED = "the engine does not report it"
 _EVICTIONS = "the engine does not report evictions"
 _RECOMPUTE = "the engine does not report it, unless it is known that nobody was evicted: then it is 0"
 _POOL = Column("pool_blocks", COUNT, "blocks", "size of the KV pool")
+_NUMERICS = Column(
+    "numerics",
+    pa.dictionary(pa.int32(), pa.string()),
+    "",
+    "`exact`: a request's bits do not depend on its company; `fast`: nothing is promised",
+    "the engine does not say",
+)
 _REQUEST = Column("request_id", pa.string(), "", "request, in submission order r0, r1, ...")
 _ITERATION = Column("iteration", INDEX, "iteration", "place on the iteration clock, from 0")
 _SLOT = Column("slot", INDEX, "slot", "row of the forward that the request had", _UNREPORTED)
 
 POOLS = (
     _POOL,
+    _NUMERICS,
     Column("pool_bytes", COUNT, "bytes", "size of the KV pool", _UNREPORTED),
     Column("requests", COUNT, "requests", "requests submitted"),
     Column("iterations", COUNT, "iterations", "iterations that forwarded a row"),
@@ -133,6 +141,7 @@ POOLS = (
 
 REQUESTS = (
     _POOL,
+    _NUMERICS,
     _REQUEST,
     Column("prompt_tokens", COUNT, "tokens", "length of the prompt"),
     Column("output_tokens", COUNT, "tokens", "tokens generated"),
@@ -156,6 +165,7 @@ REQUESTS = (
 
 ITERATIONS = (
     _POOL,
+    _NUMERICS,
     _ITERATION,
     Column("issued_tokens", COUNT, "rows", "rows forwarded"),
     Column("collected_tokens", COUNT, "tokens", "tokens that requests kept"),
@@ -174,6 +184,7 @@ ITERATIONS = (
 
 ADMISSIONS = (
     _POOL,
+    _NUMERICS,
     _ITERATION,
     _REQUEST,
     _SLOT,
@@ -184,6 +195,7 @@ ADMISSIONS = (
 
 EVICTIONS = (
     _POOL,
+    _NUMERICS,
     _ITERATION,
     _REQUEST,
     _SLOT,
@@ -197,6 +209,7 @@ EVICTIONS = (
 
 TEXTS = (
     _POOL,
+    _NUMERICS,
     _REQUEST,
     Column("token_ids", pa.list_(pa.int64()), "token ids", "generated tokens, prompt left out"),
     Column(

@@ -22,7 +22,9 @@ def arrow_tables(timings: Sequence[ContinuousTiming], reference: ContinuousTimin
     rows: dict[str, list[Row]] = {name: [] for name in TABLES}
     for timing in timings:
         for name, found in _rows(timing, reference).items():
-            rows[name] += ({"pool_blocks": timing.pool_blocks, **row} for row in found)
+            rows[name] += (
+                {"pool_blocks": timing.pool_blocks, "numerics": timing.engine.numerics, **row} for row in found
+            )
     # from_pandas turns not-a-number into null: a missing control group is missing, not a value.
     return {
         name: pa.table(

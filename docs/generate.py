@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
@@ -25,12 +26,18 @@ def columns() -> str:
         parts.append(f"### `{table}.parquet`: {ABOUT[table]}\n")
         parts.append("| column | type | unit | meaning | null when |\n| --- | --- | --- | --- | --- |")
         parts += (
-            f"| `{c.name}` | {str(c.type).replace('list<item: ', 'list<')} | {c.unit or '-'} "
-            f"| {c.meaning} | {c.null_when or 'never'} |"
+            f"| `{c.name}` | {_shown(c.type)} | {c.unit or '-'} | {c.meaning} | {c.null_when or 'never'} |"
             for c in listed
         )
         parts.append("")
     return "\n".join(parts)
+
+
+def _shown(kind: pa.DataType) -> str:
+    """An Arrow type in few words."""
+    if pa.types.is_dictionary(kind):
+        return f"dictionary of {kind.value_type}"
+    return str(kind).replace("list<item: ", "list<")
 
 
 def scenario_keys() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from batchbench.errors import RequestRefused
 from batchbench.protocol import EngineDescription, IterationOutcome, RequestSpec, Text
@@ -34,11 +35,12 @@ class ScriptedEngine:
         clock: FakeClock,
         step_s: Sequence[float] | None = None,
         refuse: Sequence[str] = (),
+        numerics: Literal["exact", "fast"] | None = None,
     ) -> None:
         self._script, self._texts, self._clock, self._refuse = script, texts, clock, refuse
         self._step_s = step_s or [1.0] * len(script)
         self._description = EngineDescription(
-            "scripted", "none", "none", "none", slots=slots, block_size=1, pool_blocks=pool_blocks
+            "scripted", "none", "none", "none", slots, block_size=1, pool_blocks=pool_blocks, numerics=numerics
         )
         self._played = 0
         self.submitted: list[tuple[int, str]] = []  # (iterations played by then, id)

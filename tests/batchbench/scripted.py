@@ -16,9 +16,11 @@ def it(issued, collected=None, **fields):
     return IterationOutcome(issued, issued if collected is None else collected, **fields)
 
 
-def play(requests, script, *, slots=2, pool_blocks=8, step_s=None, texts=None):
+def play(requests, script, *, slots=2, pool_blocks=8, step_s=None, texts=None, numerics=None):
     """Drive a script and return its timing."""
     clock = FakeClock()
     texts = texts or {r.request_id: Text(tuple(range(r.output_tokens))) for r in requests}
-    engine = ScriptedEngine(script, texts, slots=slots, pool_blocks=pool_blocks, clock=clock, step_s=step_s)
+    engine = ScriptedEngine(
+        script, texts, slots=slots, pool_blocks=pool_blocks, clock=clock, step_s=step_s, numerics=numerics
+    )
     return run_workload(engine, requests, clock=clock)

@@ -16,8 +16,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from batchbench.cli import app
+from batchbench.present import Format
 from batchbench.results import load_result
 from batchbench.scenario import Scenario
+from batchbench.schema import TABLES
 from engine.scheduler import Scheduler
 from tests.engine.test_checkpoint import COMMON
 
@@ -115,6 +117,40 @@ def test_dry_run_predicts_and_writes_nothing(here):
     assert row[:7] == ["12", "blocks", "36.0", "KiB", "54", "168", row[6]]
     document = json.loads(invoke("sweep", str(DAY34), "--dry-run", "--format", "json").stdout)
     assert [pool["pool_bytes"] for pool in document["pools"]] == [n * 4 * 768 for n in (48, 32, 24, 16, 12, 8)]
+
+
+@pytest.mark.parametrize(
+    ("file", "option", "want"),
+    [(None, None, "exact"), (None, "fast", "fast"), ("fast", None, "fast"), ("fast", "exact", "exact")],
+)
+def test_numerics_is_the_options_or_the_files(here, file, option, want):
+    path = scenario(here, *([("slots = 6", f'slots = 6\nnumerics = "{file}"')] if file else []))
+    chosen = ("--numerics", option) if option else ()
+    plan = invoke("sweep", path, *chosen, "--dry-run").stdout
+    assert ("blocks of 4, numerics fast\n" in plan) == (want == "fast")
+    assert json.loads(invoke("sweep", path, *chosen, "--dry-run", "--format", "json").stdout)["numerics"] == want
+
+
+def test_every_table_of_a_fast_sweep_says_so(here):
+    path = scenario(here, ("[48, 32, 24, 16, 12, 8]", "[48, 12]"))
+    done = {name: invoke("sweep", path, "--numerics", "fast", "--format", name) for name in Format}
+    assert {one.exit_code for one in done.values()} == {0}
+    rows = [line.split() for line in done[Format.table].stdout.splitlines() if " blocks " in line]
+    assert [row[-2:] for row in rows] == [["identical", "fast"]] * 2
+    lines = done[Format.markdown].stdout.splitlines()
+    assert [line.split("|")[-2].strip() for line in lines] == ["numerics", "---:", "fast", "fast"]
+    assert {pool["numerics"] for pool in json.loads(done[Format.json].stdout)["pools"]} == {"fast"}
+    result = load_result(here / "results/day34")
+    for name in TABLES:
+        assert {row["numerics"] for row in result.rows(name)} == {"fast"}, name
+    assert (result.run["scenario"]["engine"]["numerics"], result.run["engine"]["numerics"]) == ("fast", "fast")
+    assert result.run["engine"]["numerics_detail"] == "fast (torch, no promise)"
+
+
+def test_native_kernels_have_no_fast_numerics(here):
+    path = scenario(here, ("slots = 6", 'slots = 6\nkernels = "native"'))
+    done = invoke("sweep", path, "--numerics", "fast")
+    assert_refused(done, here, "numerics fast leaves the shapes to torch; the native kernels are exact")
 
 
 def test_audit_runs_clean(here):
@@ -216,8 +252,10 @@ def test_degenerate_texts_are_warned_of(here, monkeypatch, texts):
     """A sampler that goes through five tokens in turn, and the real one."""
     turn = count()
     if texts == "loops":  # six rows an iteration, one token for all
-        monkeypatch.setattr("engine.runner.greedy", lambda rows: ([next(turn) % 5] * len(rows), [1.0] * len(rows)))
-    path = scenario(here, ("output_tokens = 24", "output_tokens = 40"), ("[48, 32, 24, 16, 12, 8]", "[66]"))
+        monkeypatch.setattr("engine.model.greedy", lambda rows: ([next(turn) % 5] * len(rows), [1.0] * len(rows)))
+    torch_alone = ("slots = 6", 'slots = 6\nkernels = "torch"')
+    changes = (torch_alone, ("output_tokens = 24", "output_tokens = 40"), ("[48, 32, 24, 16, 12, 8]", "[66]"))
+    path = scenario(here, *changes)
     done = invoke("sweep", path, "--no-progress", "--format", "json")
     recorded = json.loads((here / "results/day34/run.json").read_text())["text_repetition"]
     assert json.loads(done.stdout)["text_repetition"] == recorded

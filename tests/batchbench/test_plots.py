@@ -56,6 +56,15 @@ def test_pool_sweep_names_the_pool_that_evicts_more_and_recomputes_less(result):
         assert label in shown
 
 
+@pytest.mark.parametrize(("numerics", "marked"), [("fast", True), ("exact", False)])
+def test_figures_say_when_numerics_is_fast(tmp_path, timings, numerics, marked):  # noqa: F811
+    write(tmp_path, timings, {"scenario": {"name": "day34"}, "engine": {"slots": 6, "numerics": numerics}})
+    result = load_result(tmp_path)
+    for figure in (plots.pool_sweep(result), plots.staircase(result), plots.slot_timeline(result, 12),
+                   plots.rows_against_positions(result, 12)):  # fmt: skip
+        assert ("day34 (fast numerics): " in texts(figure)) == marked
+
+
 def test_staircase_has_a_panel_per_pool_and_every_latency(result):
     shown = texts(plots.staircase(result))
     for pool in (48, 32, 24, 16, 12, 8):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from batchbench import (
@@ -58,6 +60,15 @@ def test_a_difference_hands_back_nothing_and_names_it_all():
     )
     assert caught.value.exit_code == 4
     assert all(engine.closed for engine in factory.built)
+
+
+@pytest.mark.parametrize("numerics", ["exact", "fast", None])
+def test_a_difference_under_fast_numerics_is_explained(numerics):
+    explained = r"; numerics is fast, under which texts may differ between pools; under exact they would not$"
+    factory = Factory({8: Text((1, 7, 5))}, PRESSED, numerics=numerics)
+    with pytest.raises(TextsDiffer) as caught:
+        sweep(factory)
+    assert bool(re.search(explained, str(caught.value))) == (numerics == "fast")
 
 
 def test_an_eviction_after_the_difference_is_not_blamed():

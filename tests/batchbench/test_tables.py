@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchbench import Admission, build_requests, engine_factory, load_scenario, sweep_pool_sizes
+from batchbench import Admission, Eviction, build_requests, engine_factory, load_scenario, sweep_pool_sizes
 from batchbench.errors import BatchbenchError, ResultError
 from batchbench.results import ResultWriter, load_result
 from batchbench.schema import TABLES, arrow_schema
@@ -94,6 +94,7 @@ def test_the_ledger_of_one_eviction(tables):
     assert ledger == [
         {
             "pool_blocks": 12,
+            "numerics": "exact",
             "iteration": 20,
             "request_id": "r1",
             "slot": 1,
@@ -153,6 +154,18 @@ def test_what_an_engine_does_not_report_is_null_not_zero():
     assert (eviction["iteration"], eviction["slot"], eviction["resumed_iteration"]) == (1, None, None)
     assert rows["iterations"][0]["forward_tokens"] is None
     assert rows["texts"][0]["logit_gaps"] is None
+
+
+@pytest.mark.parametrize("numerics", ["exact", "fast", None])
+def test_every_table_says_what_is_promised_of_the_bits(tmp_path, numerics):
+    evicted, admitted = (Eviction("a"),), (Admission("a"),)
+    script = [it(1, admissions=admitted), it(0, preempted=("a",), evictions=evicted, admissions=()),
+              it(1, admissions=admitted, finished=("a",))]  # fmt: skip
+    write(tmp_path, [play([request("a", 2)], script, numerics=numerics)])
+    result = load_result(tmp_path)
+    for name in TABLES:
+        assert {row["numerics"] for row in result.rows(name)} == {numerics}, name
+        assert str(result.tables[name]["numerics"].dtype) == "category"
 
 
 def test_admissions_without_evictions_do_not_make_up_a_waiting_time():

@@ -150,7 +150,7 @@ settings = scenario.engine.model_copy(update={{"threads": {threads}, "device": "
 timings = sweep_pool_sizes(build_requests(scenario.workload), (48, 12, 8), engine_factory("own", settings))
 gaps = [[text.logit_gaps for text in timing.texts.values()] for timing in timings]
 assert gaps[0] == gaps[1] == gaps[2], "logits differ in their last bits"
-print(timings[0].engine.numerics)
+print(timings[0].engine.numerics_detail)
 """
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
