@@ -18,7 +18,7 @@ from engine.decoders import choose_decoder
 from engine.errors import ConfigError, KernelsUnavailable
 from engine.model import LayerWeights, Model, ModelWeights
 from engine.weights import tiny_model
-from tests.engine.claims import alone, assert_same_bits
+from tests.engine.claims import alone, assert_same_bits, assert_same_in_batches
 from tests.helpers import CPU, DTYPES, needs_compiler, prompt
 
 
@@ -89,21 +89,27 @@ def test_awkward_shapes_agree_with_torch(shape, dtype):
 
 @needs_compiler
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="chooses among instruction sets of x86")
-@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64"])
-def test_older_processors_compute_the_same(monkeypatch, level):
-    """AVX2 builds give float32 the very bits of this machine's; without fused multiply-adds it is the same function."""
-    shape, text = {"heads": 6, "kv_heads": 2, "head_dim": 72, "hidden_size": 150}, prompt(0, 70)
-    want = {dtype: alone(choose_decoder(random_model(dtype, vocab_size=256, **shape)), text, 9)[0] for dtype in DTYPES}
-    library = declare(ctypes.CDLL(str(build((f"-march={level}",)))))
+@pytest.mark.parametrize(
+    ("flags", "unit"),
+    [("-march=x86-64-v3", "avx2"), ("-march=x86-64", "generic"), ("-mno-amx-tile -mno-amx-bf16", "avx512")],
+)
+def test_other_processors_compute_the_same(monkeypatch, flags, unit):
+    """Wide and narrow builds give float32 the same bits; without fused multiply-adds it is the same function."""
+    shape, prompts = {"heads": 6, "kv_heads": 2, "head_dim": 72, "hidden_size": 150}, [prompt(n, 70) for n in range(3)]
+    here = {dtype: choose_decoder(random_model(dtype, vocab_size=256, **shape)) for dtype in DTYPES}
+    if unit == "avx512" and "amx" not in here[torch.bfloat16].numerics:
+        pytest.skip("this processor has no AMX to leave out")
+    library = declare(ctypes.CDLL(str(build(tuple(flags.split())))))
     monkeypatch.setattr(engine.cpu_model, "load_kernels", lambda: library)
     for dtype in DTYPES:
         model = choose_decoder(random_model(dtype, vocab_size=256, **shape), kernels="native")
-        assert model.numerics == f"exact (native {'avx2' if level == 'x86-64-v3' else 'generic'})"
-        got, _ = alone(model, text, 9)
-        if dtype == torch.float32 and level == "x86-64-v3":
-            assert_same_bits(got, want[dtype], level)
+        assert model.numerics.startswith(f"exact (native {unit}")
+        (got, _), (want, _) = (alone(decoder, prompts[0], 9) for decoder in (model, here[dtype]))
+        if dtype == torch.float32 and unit != "generic":
+            assert_same_bits(got, want, flags)
         bound = 2e-5 if dtype == torch.float32 else 0.05  # rounding: of float32 sums, of activations to 8 bits
-        torch.testing.assert_close(got[len(text)], want[dtype][len(text)], rtol=0, atol=bound)
+        torch.testing.assert_close(got[70], want[70], rtol=0, atol=bound)
+        assert_same_in_batches(model, prompts, 9, got, sizes=(2, 9, 32))
 
 
 @needs_compiler
