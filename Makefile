@@ -4,9 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL := models/SmolLM2-135M-Instruct
 
-.PHONY: help demo model test check bench reference docs clean
+.PHONY: help demo model test check bench bench-peers reference docs clean
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -37,6 +37,9 @@ check: .venv/installed  ## formatting, lint, types, import contracts
 
 bench: .venv/installed  ## time the scheduler and the harness's share of a sweep
 	$(BIN)/python benchmarks/overhead.py
+
+bench-peers: .venv/installed  ## measure other engines beside this one (two hours, 8 GB under .peers/)
+	$(BIN)/python -m benchmarks.peers
 
 reference: .venv/installed  ## run the committed scenarios again and replace results/ and plots/
 	$(BIN)/batchbench sweep scenarios/day34.toml

@@ -1,0 +1,1 @@
+"""What is measured by hand: nothing here is imported by the harness or the engine."""
