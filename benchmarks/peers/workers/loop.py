@@ -7,8 +7,10 @@ method and answers {"seconds", "result"} or {"error"}.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -28,6 +30,11 @@ class Peer(Protocol):
         ...
 
 
+def end_with_parent() -> None:
+    """Have the system end this process when its parent ends: a stopped worker could not notice by itself."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def start() -> tuple[Path, str, int, int | None]:
     """Read the arguments and bind the process to as many cores as it has threads.
 
@@ -37,6 +44,7 @@ def start() -> tuple[Path, str, int, int | None]:
     Foreign libraries print to standard output, so that descriptor becomes standard error from here on.
     """
     global _answers
+    end_with_parent()
     _answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     weights, dtype, threads, pool_tokens = Path(sys.argv[1]).resolve(), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

@@ -10,11 +10,11 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers.generation import ContinuousBatchingConfig  # noqa: E402
 
-ATTENTION, PAGE, BATCH_TOKENS = "sdpa", 32, 512
+ATTENTION, PAGE, BATCH_TOKENS = "sdpa", 256, 256
 
 
 class Transformers:
-    settings = f"{ATTENTION} attention, pages of {PAGE}, {BATCH_TOKENS} tokens per batch"
+    settings = f"{ATTENTION} attention, pages of {PAGE}, at most {BATCH_TOKENS} tokens per batch, not compiled"
 
     def __init__(self) -> None:
         self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
@@ -24,7 +24,7 @@ class Transformers:
         )
         batching = ContinuousBatchingConfig(
             page_size=PAGE,
-            num_blocks=(POOL_TOKENS or 32 * 640) // PAGE,
+            num_blocks=(POOL_TOKENS or 32 * 768) // PAGE,
             max_batch_tokens=BATCH_TOKENS,
             allow_block_sharing=False,
         )
@@ -47,4 +47,6 @@ class Transformers:
         return [texts[name] for name in names]
 
 
-loop.serve(Transformers())
+peer = Transformers()
+loop.serve(peer)
+peer.manager.stop()  # its thread would keep the process
