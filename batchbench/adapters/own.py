@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from engine.gguf_tokenizer import gguf_tokenizer
 from engine.hf_folder import load_folder
 from engine.model import Model
 from engine.runner import TorchRunner
+from engine.sampling import GREEDY, Sampling
 from engine.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from engine.weights import tiny_model
 
@@ -94,7 +95,8 @@ class OwnEngine:
 
     def submit(self, request: RequestSpec) -> None:
         with _translated():
-            self.engine.submit(request.request_id, request.prompt, request.output_tokens)
+            sampling = GREEDY if request.sampling is None else Sampling(**asdict(request.sampling))
+            self.engine.submit(request.request_id, request.prompt, request.output_tokens, sampling)
 
     @property
     def has_work(self) -> bool:
