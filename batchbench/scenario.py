@@ -99,7 +99,8 @@ class Workload(_Frozen):
             raise ValueError("lengths is empty: there are no requests")
         if self.prompts is not None and self.seed:
             raise ValueError(f"seed = {self.seed} draws random prompts, but prompts = {self.prompts!r}; leave one out")
-        ignored = [name for name in ("top_k", "top_p", "sampling_seed") if name in self.model_fields_set]
+        neutral = {"top_k": 0, "top_p": 1.0, "sampling_seed": 0}
+        ignored = [name for name, value in neutral.items() if getattr(self, name) != value]
         if ignored and not self.temperature:
             raise ValueError(f"{', '.join(ignored)} would do nothing: temperature is 0, which takes the best token")
         total = sum(prompt or 0 for prompt, _ in self.request_lengths)
