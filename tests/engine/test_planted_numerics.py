@@ -134,7 +134,7 @@ def test_a_product_that_follows_the_row_count(fickle_library, monkeypatch, plant
 
 
 def test_a_split_that_follows_the_longest_context(monkeypatch):
-    """float32 alone: rounding to bfloat16 hides a difference of 1e-7 in all but one value of some ten thousand."""
+    """float32 alone: rounding to bfloat16 hides a difference of 1e-7 in all but one of tens of thousands of values."""
     split_by_longest_context(monkeypatch)
     model = tiny(kernels="torch")
     assert broken_claims(model) >= {"in a batch", "in pieces", "resumed"}
@@ -156,10 +156,8 @@ CHUNK_BY_ROWS = (  # as a library that blocks k by the height of its tiles
 )
 SINGLE_ROW = (  # a path of its own for one row, which goes through k from its end
     "matmul.h",
-    "for (int i = 0; i < k; ++i) {\n        Lanes w[V];",
-    "for (int n = 0; n < k; ++n) {\n"
-    "        const int i = bb_planted == 2 && M == 1 ? k - 1 - n : n;\n"
-    "        Lanes w[V];",
+    "for (int i = 0; i < k; ++i) {",
+    "for (int n = 0; n < k; ++n) {\n        const int i = bb_planted == 2 && M == 1 ? k - 1 - n : n;",
 )
 WALK_BY_LONGEST = (  # chunks of keys from the last to the first once the batch holds a long context
     "attention.h",
