@@ -66,6 +66,11 @@ def build(extra_flags: tuple[str, ...] = (), folder: Path = _SOURCES) -> Path:
     return library
 
 
+def compiler_version() -> str:
+    """The first line of what the compiler says of itself. Raises KernelsUnavailable."""
+    return _run([_compiler(), "--version"]).splitlines()[0]
+
+
 def _compiler() -> str:
     wanted = os.environ.get("CXX")
     found = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, _COMPILERS)), None)
