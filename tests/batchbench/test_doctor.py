@@ -15,6 +15,7 @@ import engine.decoders
 import engine.selftest
 from batchbench.adapters import doctor
 from engine.errors import NumericsError
+from engine.weights import TINY
 from tests.batchbench.test_cli import invoke
 from tests.engine.test_checkpoint import COMMON
 from tests.helpers import needs_compiler
@@ -23,8 +24,8 @@ from tests.helpers import needs_compiler
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Rates over little, once: whether they are printed is tested, not what they are."""
-    monkeypatch.setattr(doctor, "_READ_BYTES", 2**20)
-    monkeypatch.setattr(doctor, "_REPEATS", 1)
+    for name, value in {"_READ_BYTES": 2**20, "_REPEATS": 1, "_WIDTH": 64, "_WIDE": TINY}.items():
+        monkeypatch.setattr(doctor, name, value)
 
 
 @pytest.fixture
@@ -89,9 +90,8 @@ def test_a_default_decoder_that_breaks_its_promise_ends_with_1(monkeypatch, no_c
         return out if x.shape[0] <= tile else out + 1e-3 * out
 
     monkeypatch.setattr(engine.selftest, "linear", by_row_count)
-    done = invoke("doctor", "--threads", "2")
+    done = invoke("doctor")
     assert done.exit_code == 1 and done.stderr == ""
-    assert "threads of the self-test: 2" in done.stdout
     assert "BROKEN" in done.stdout
     assert (
         "tiny in float32, torch: numerics self-test: linear layers.0.qkv (128, 64) in tiles of 32 rows" in done.stdout
@@ -127,6 +127,13 @@ def test_a_checkpoint_is_tested_beside_tiny(tmp_path):
     assert code == 0
     assert {model for model, _, _ in promises(report)} == {"tiny", str(tmp_path / "llama")}
     assert all(keeps for keeps, _ in promises(report).values())
+
+
+def test_the_self_test_runs_with_the_threads_that_were_asked_for(monkeypatch):
+    seen = []
+    monkeypatch.setattr(doctor, "_promises", lambda how: seen.append((how.threads, torch.get_num_threads())) or [])
+    assert examined("--threads", "3")[1]["threads"] == 3
+    assert set(seen) == {(3, 3)} and torch.get_num_threads() == 3
 
 
 def test_a_checkpoint_that_is_not_there_is_one_line():
