@@ -8,6 +8,7 @@ from batchbench.protocol import (
     Eviction,
     IterationOutcome,
     RequestSpec,
+    Sampling,
     Text,
     Tokenizer,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "Eviction",
     "IterationOutcome",
     "RequestSpec",
+    "Sampling",
     "Scenario",
     "SweepObserver",
     "Text",

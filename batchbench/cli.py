@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from batchbench.adapters import engine_factory, engine_tokenizer
+from batchbench.adapters import engine_factory, engine_tokenizer, examine_machine
 from batchbench.environment import git_revision, machine, versions
 from batchbench.errors import BatchbenchError, TextsDiffer, UsageError
 from batchbench.predict import read_bandwidth_bytes_per_s
@@ -24,9 +24,11 @@ from batchbench.present import (
     Format,
     Sheet,
     degenerate_warning,
+    doctor_lines,
     one_line,
     plan_rows,
     plan_sheet,
+    promise_sheet,
     sweep_sheet,
     text_lines,
     text_rows,
@@ -171,6 +173,24 @@ def plot(
         require_writable(folder)
         for path in _draw(result, folder, pool):
             print(one_line(str(path)))
+
+
+@app.command()
+def doctor(
+    model: Annotated[str | None, typer.Option(help="Checkpoint to test as well: a folder or GGUF file.")] = None,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads that the self-test runs with.")] = 1,
+    output_format: FormatOption = Format.table,
+    debug: DebugOption = False,
+) -> None:
+    """Say what this machine gives: decoders and whether they keep their promise, versions, measured ceilings.
+
+    Exit code 1 if the default decoder does not keep its promise.
+    """
+    with _errors(debug):
+        report = examine_machine(model, threads)
+        _print(report, promise_sheet(report["numerics"]), doctor_lines(report), output_format)
+        if not report["ok"]:
+            raise typer.Exit(1)
 
 
 class _SaveAndShow(SweepObserver):

@@ -33,6 +33,14 @@ def machine() -> Mapping[str, str | int | None]:
     }
 
 
+def load_average() -> float | None:
+    """Processes that wanted to run, over the last minute; None if the system does not say."""
+    try:
+        return os.getloadavg()[0]
+    except (OSError, AttributeError):
+        return None
+
+
 def git_revision() -> Mapping[str, str | bool] | None:
     """Commit of the source that is running and whether it was modified; None for an installed package.
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from batchbench.predict import floor_iterations, floor_positions
 from batchbench.protocol import EngineDescription, RequestSpec, Tokenizer
 from batchbench.timing import DEGENERATE_REPETITION, REPETITION_WINDOW, ContinuousTiming
-from batchbench.units import show_blocks, show_bytes, show_seconds
+from batchbench.units import show_blocks, show_bytes, show_count, show_seconds
 
 
 class Format(StrEnum):
@@ -115,6 +115,48 @@ def plan_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
             for row in rows
         ),
     )
+
+
+def promise_sheet(found: Sequence[Mapping[str, Any]]) -> Sheet:
+    """The numerics self-test of `batchbench doctor`, a row for each model, dtype and decoder."""
+    return Sheet(
+        ("model", "dtype", "device", "decoder", "promise", "taking"),
+        tuple(
+            (
+                one_line(one["model"]),
+                one["dtype"],
+                one["device"],
+                one["kernels"] + (" (default)" if one["default"] else ""),
+                {True: "kept", False: "BROKEN", None: "not available"}[one["keeps"]],
+                show_seconds(one["seconds"]),
+            )
+            for one in found
+        ),
+    )
+
+
+def doctor_lines(report: Mapping[str, Any]) -> list[str]:
+    """The rest of what `batchbench doctor` found."""
+    about, numerics = report["machine"], report["numerics"]
+    lines = [f"{one['model']} in {one['dtype']}, {one['kernels']}: {one['detail']}" for one in numerics]
+    memory, load, cores = about["memory_bytes"], about["load_average"], about["cores"]
+    lines += [
+        "",
+        f"machine: {about['system']}, {about['processor']}, {show_count(cores, 'core')}, "
+        + ("memory unknown" if memory is None else show_bytes(memory)),
+        f"devices: {', '.join(report['devices'])}; threads of the self-test: {report['threads']}",
+        "versions: " + ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version),
+        f"compiler: {report['compiler'] or 'none'}; native kernels: {report['native_kernels']}",
+        "",
+        "load average before: "
+        + ("unknown" if load is None else f"{load:.1f}")
+        + ("" if load is None or load < 0.3 * (cores or 1) else ": others are at work, so the rates below are low"),
+    ]
+    for what, dtype in dict.fromkeys((one["what"], one["dtype"]) for one in report["ceilings"]):
+        rates = [one for one in report["ceilings"] if (one["what"], one["dtype"]) == (what, dtype)]
+        shown = (f"{one['rate']:.1f} {one['unit']} with {show_count(one['threads'], 'thread')}" for one in rates)
+        lines.append(f"{what}, {dtype}: {', '.join(shown)}")
+    return [one_line(line) for line in lines]
 
 
 def text_rows(timing: ContinuousTiming, tokenizer: Tokenizer) -> list[dict[str, str]]:

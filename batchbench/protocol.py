@@ -10,6 +10,18 @@ from batchbench.errors import OutcomeRefused
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn: logits over `temperature` (above 0), of the `top_k` best (0: all), of the fewest of these
+    whose probabilities reach `top_p`. The randomness may depend on seed, request and position, and on nothing else.
+    """
+
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSpec:
     """One request of a workload: `output_tokens` tokens are generated, end-of-text ignored."""
 
@@ -17,6 +29,7 @@ class RequestSpec:
     prompt: tuple[int, ...]  # token ids
     output_tokens: int
     arrival_iteration: int = 0
+    sampling: Sampling | None = None  # None: greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +135,7 @@ class IterationOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What a request generated. logit_gaps: each token's lead over the second best, or None."""
+    """What a request generated. logit_gaps: at each token, the lead of the best over the second best, or None."""
 
     token_ids: tuple[int, ...]
     logit_gaps: tuple[float, ...] | None = None

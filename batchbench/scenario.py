@@ -77,6 +77,14 @@ class Workload(_Frozen):
         "a file, from the working folder.",
     )
     seed: Index = Field(0, description="Seed of random prompts' token ids.")
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(
+        0.0, description="0 takes the best token (greedy); above, tokens are drawn, logits divided by it."
+    )
+    top_k: Index = Field(0, description="Of drawn tokens: among that many of the best; 0 for all.")
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
+        1.0, description="Of drawn tokens: among the fewest of these whose probabilities reach it."
+    )
+    sampling_seed: Index = Field(0, description="Seed of drawn tokens, with the request and the position.")
 
     @model_validator(mode="after")
     def _one_form(self) -> Workload:
@@ -91,6 +99,10 @@ class Workload(_Frozen):
             raise ValueError("lengths is empty: there are no requests")
         if self.prompts is not None and self.seed:
             raise ValueError(f"seed = {self.seed} draws random prompts, but prompts = {self.prompts!r}; leave one out")
+        neutral = {"top_k": 0, "top_p": 1.0, "sampling_seed": 0}
+        ignored = [name for name, value in neutral.items() if getattr(self, name) != value]
+        if ignored and not self.temperature:
+            raise ValueError(f"{', '.join(ignored)} would do nothing: temperature is 0, which takes the best token")
         total = sum(prompt or 0 for prompt, _ in self.request_lengths)
         if total > MAX_PROMPT_TOKENS:
             raise ValueError(f"the prompts hold {total} tokens together, more than {MAX_PROMPT_TOKENS}")
@@ -183,6 +195,9 @@ def _complaint(error: ErrorDetails) -> str:
         "model_type": "must be a table",
         "int_type": "must be an integer",
         "string_type": "must be a string",
+        "float_type": "must be a number",
+        "finite_number": "must be a finite number",
+        "greater_than": f"must be above {context.get('gt')}",
         "greater_than_equal": f"must be at least {context.get('ge')}",
         "less_than_equal": f"must be at most {context.get('le')}",
         "too_short": "must not be empty",

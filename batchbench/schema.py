@@ -216,7 +216,7 @@ TEXTS = (
         "logit_gaps",
         pa.list_(pa.float64()),
         "logits",
-        "lead of each token over the second best",
+        "at each token, the lead of the best over the second best",
         _UNREPORTED,
     ),
 )

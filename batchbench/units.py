@@ -21,4 +21,9 @@ def show_seconds(seconds: float) -> str:
 
 def show_blocks(count: int) -> str:
     """1 -> '1 block'."""
-    return f"{count} block" if count == 1 else f"{count} blocks"
+    return show_count(count, "block")
+
+
+def show_count(count: int, what: str) -> str:
+    """2, 'core' -> '2 cores'."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

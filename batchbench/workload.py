@@ -6,10 +6,11 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import astuple
 
 from batchbench.errors import ScenarioError, UsageError
 from batchbench.prompts import load_prompts
-from batchbench.protocol import RequestSpec, Tokenizer
+from batchbench.protocol import RequestSpec, Sampling, Tokenizer
 from batchbench.scenario import MAX_PROMPT_TOKENS, Workload
 
 
@@ -21,8 +22,11 @@ def build_requests(workload: Workload, tokenizer: Tokenizer | None = None) -> tu
     """
     arrivals = workload.arrival_iterations or (0,) * len(workload.request_lengths)
     prompts = _random_prompts(workload) if workload.prompts is None else _texts(workload, tokenizer)
+    sampling = None
+    if workload.temperature:
+        sampling = Sampling(workload.temperature, workload.top_k, workload.top_p, workload.sampling_seed)
     requests = tuple(
-        RequestSpec(f"r{number}", prompt, output_tokens, arrival)
+        RequestSpec(f"r{number}", prompt, output_tokens, arrival, sampling)
         for number, (prompt, (_, output_tokens), arrival) in enumerate(
             zip(prompts, workload.request_lengths, arrivals, strict=True)
         )
@@ -35,7 +39,16 @@ def build_requests(workload: Workload, tokenizer: Tokenizer | None = None) -> tu
 
 def workload_hash(requests: tuple[RequestSpec, ...]) -> str:
     """SHA-256 of the requests themselves, so that two spellings of one workload have one name."""
-    rows = [[r.request_id, list(r.prompt), r.output_tokens, r.arrival_iteration] for r in requests]
+    rows = [
+        [
+            r.request_id,
+            list(r.prompt),
+            r.output_tokens,
+            r.arrival_iteration,
+            *(astuple(r.sampling) if r.sampling else ()),
+        ]
+        for r in requests
+    ]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -16,7 +16,7 @@ from batchbench.schema import ABOUT, TABLES
 
 DOCS = Path(__file__).parent
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_COMMANDS = ("sweep", "validate", "schema", "plot")
+_COMMANDS = ("sweep", "validate", "schema", "plot", "doctor")
 
 
 def columns() -> str:

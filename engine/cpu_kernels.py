@@ -48,22 +48,27 @@ def declare(kernels: ctypes.CDLL) -> ctypes.CDLL:
     return kernels
 
 
-def build(extra_flags: tuple[str, ...] = ()) -> Path:
-    """Path of the built library. Raises KernelsUnavailable."""
+def build(extra_flags: tuple[str, ...] = (), folder: Path = _SOURCES) -> Path:
+    """Path of the library built from the sources in `folder`. Raises KernelsUnavailable."""
     compiler = _compiler()
     flags = (*_FLAGS, "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native", *extra_flags)
-    sources = sorted(_SOURCES.iterdir())
+    sources = sorted(folder.iterdir())
     key = hashlib.sha256()
     for part in (*flags, _run([compiler, "--version"]), _processor(), *(source.read_text() for source in sources)):
         key.update(part.encode() + b"\0")
-    folder = _cache_folder()
-    library = folder / f"kernels-{key.hexdigest()[:24]}.so"
+    cache = _cache_folder()
+    library = cache / f"kernels-{key.hexdigest()[:24]}.so"
     if not library.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
             built = Path(scratch) / library.name
-            _run([compiler, *flags, str(_SOURCES / "decoder.cpp"), "-o", str(built)])
+            _run([compiler, *flags, str(folder / "decoder.cpp"), "-o", str(built)])
             built.replace(library)  # whole or not at all, whoever else builds at the same time
     return library
+
+
+def compiler_version() -> str:
+    """The first line of what the compiler says of itself. Raises KernelsUnavailable."""
+    return _run([_compiler(), "--version"]).splitlines()[0]
 
 
 def _compiler() -> str:

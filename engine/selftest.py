@@ -114,15 +114,20 @@ def _check_attention(model: Model, tile: int) -> None:
 def check_decoder(decoder: Decoder) -> None:
     """One text through whole forwards: decoded alone, prefilled, resumed, in company, at another place of the pool.
 
+    It crosses a chunk of keys, and a request of its company is longer than a chunk more.
     Raises NumericsError naming the first way of computing it that gives other bits.
     """
-    cfg, length, block_size = decoder.config, 7, 4
-    text = [n * 7919 % cfg.vocab_size for n in range(length)]
+    cfg, block_size = decoder.config, 4
+    longest = min(2 * KEY_CHUNK + 8, cfg.max_positions)
+    length = min(KEY_CHUNK + 8, longest)
+    decodes_from, width = max(1, length - 7), -(-longest // block_size)
+    text = [n * 7919 % cfg.vocab_size for n in range(longest)]
 
     def last_logits(*rows: tuple[int, int, int], store: KVStore) -> Tensor:
         """Of the last row. rows: (first block, start, stop), each computing that part of the text."""
         names = [(block, at) for block, start, stop in rows for at in range(start, stop)]
-        tables = [[block, block + 1] for block, _, _ in rows]
+        blocks = -(-max(stop for _, _, stop in rows) // block_size)
+        tables = [range(block, block + blocks) for block, _, _ in rows]
         batch = Batch(
             token_ids=_int32([text[at] for _, at in names]),
             positions=_int32([at for _, at in names]),
@@ -135,18 +140,19 @@ def check_decoder(decoder: Decoder) -> None:
         return decoder.forward(batch, store)[-1].clone()
 
     def store() -> KVStore:
-        return KVStore(cfg, 80, block_size, decoder.dtype, decoder.device)
+        return KVStore(cfg, 66 + 3 * width, block_size, decoder.dtype, decoder.device)
 
     decoded = store()
-    for at in range(length):
+    last_logits((0, 0, decodes_from), store=decoded)
+    for at in range(decodes_from, length):
         want = last_logits((0, at, at + 1), store=decoded)
     resumed = store()
-    last_logits((6, 0, 4), store=resumed)
-    company = [(2 * n, 0, 1 + n % length) for n in range(1, 33)]
+    last_logits((6, 0, length // 2), store=resumed)
+    company = [(66, 0, longest), *((2 * n, 0, 1 + n % min(7, length)) for n in range(1, 32))]
     ways = {
         "one prefill": last_logits((0, 0, length), store=store()),
-        "a resumed prefill": last_logits((6, 4, length), store=resumed),
-        "among 32 others": last_logits(*company, (70, 0, length), store=store()),
+        "a resumed prefill": last_logits((6, length // 2, length), store=resumed),
+        "among 32 others": last_logits(*company, (66 + width, 0, length), store=store()),
     }
     for way, got in ways.items():
         if not torch.equal(got, want):

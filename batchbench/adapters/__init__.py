@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from batchbench.errors import UsageError
 from batchbench.protocol import EngineFactory, Tokenizer
 from batchbench.scenario import EngineSettings
@@ -30,6 +32,13 @@ def engine_tokenizer(name: str, settings: EngineSettings) -> Tokenizer:
     from batchbench.adapters.own import own_tokenizer
 
     return own_tokenizer(settings)
+
+
+def examine_machine(model: str | None, threads: int) -> dict[str, Any]:
+    """What `batchbench doctor` reports of this machine (adapters/doctor.py). Raises UsageError for an unknown model."""
+    from batchbench.adapters.doctor import examine
+
+    return examine(model, threads)
 
 
 def _require_known(name: str) -> None:

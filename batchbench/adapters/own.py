@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from engine.gguf_tokenizer import gguf_tokenizer
 from engine.hf_folder import load_folder
 from engine.model import Model
 from engine.runner import TorchRunner
+from engine.sampling import GREEDY, Sampling
 from engine.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from engine.weights import tiny_model
 
@@ -39,11 +40,11 @@ class OwnEngineFactory:
 
     def __init__(self, settings: EngineSettings, *, audit: bool = False) -> None:
         self.settings, self.audit = settings, audit
-        device = _resolve_device(settings.device)
+        device = resolve_device(settings.device)
         # Small products gain nothing from threads and lose much when another process runs beside them.
         torch.set_num_threads(settings.threads)
-        model = _load_model(settings, device)
-        with _translated():
+        model = load_model(settings, device)
+        with translated():
             self.model = choose_decoder(
                 model, kernels=settings.kernels, numerics=settings.numerics, threads=settings.threads
             )
@@ -57,7 +58,7 @@ class OwnEngine:
 
     def __init__(self, settings: EngineSettings, model: Decoder, pool_blocks: int, *, audit: bool = False) -> None:
         self._settings, self._model = settings, model
-        with _translated():
+        with translated():
             config = SchedulerConfig(settings.slots, pool_blocks, settings.block_size, settings.watermark_blocks)
         size = pool_blocks * config.block_size * _kv_bytes_per_token(model)
         try:
@@ -93,15 +94,16 @@ class OwnEngine:
         )
 
     def submit(self, request: RequestSpec) -> None:
-        with _translated():
-            self.engine.submit(request.request_id, request.prompt, request.output_tokens)
+        with translated():
+            sampling = GREEDY if request.sampling is None else Sampling(**asdict(request.sampling))
+            self.engine.submit(request.request_id, request.prompt, request.output_tokens, sampling)
 
     @property
     def has_work(self) -> bool:
         return self.engine.has_work
 
     def step(self) -> IterationOutcome:
-        with _translated():
+        with translated():
             step = self.engine.step()
         return IterationOutcome(
             issued_tokens=step.issued_tokens,
@@ -124,7 +126,7 @@ class OwnEngine:
         )
 
     def take(self, request_id: str) -> Text:
-        with _translated():
+        with translated():
             output = self.engine.take(request_id)
         return Text(tuple(output.token_ids), tuple(output.logit_gaps))
 
@@ -132,10 +134,10 @@ class OwnEngine:
         del self.engine  # the K/V pool is the only thing held
 
 
-def _load_model(settings: EngineSettings, device: torch.device) -> Model:
+def load_model(settings: EngineSettings, device: torch.device) -> Model:
     """`tiny`, or a Hugging Face folder or GGUF file at that path from the working folder."""
     dtype, path = getattr(torch, settings.dtype), _model_path(settings)
-    with _translated():
+    with translated():
         if path is None:
             return tiny_model(settings.seed, dtype, device)
         return (load_folder if path.is_dir() else load_gguf)(path, dtype, device)
@@ -144,7 +146,7 @@ def _load_model(settings: EngineSettings, device: torch.device) -> Model:
 def own_tokenizer(settings: EngineSettings) -> Tokenizer:
     """Bytes for `tiny`, a folder's tokenizer.json, or what a GGUF file carries. Raises UsageError."""
     path = _model_path(settings)
-    with _translated():
+    with translated():
         if path is None:
             return byte_tokenizer()
         return load_tokenizer(path) if path.is_dir() else Tokenizer(gguf_tokenizer(open_gguf(path)))
@@ -164,7 +166,7 @@ def _kv_bytes_per_token(model: Decoder) -> int:
     return model.config.kv_elements_per_token * model.dtype.itemsize
 
 
-def _resolve_device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -179,7 +181,7 @@ def _resolve_device(name: str) -> torch.device:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
     """The engine's errors as the harness's."""
     try:
         yield

@@ -80,6 +80,15 @@ def test_links_and_pictures_exist(page):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_tests_that_the_docs_name_exist(page):
+    files = {path.name: path.read_text() for path in Path("tests").rglob("*.py")}
+    for path in re.findall(r"`(tests/[\w/]+\.py)`", page.read_text()):
+        assert Path(path).is_file(), path
+    for name in re.findall(r"`(test_\w+)(?:\.py)?`", page.read_text()):
+        assert f"{name}.py" in files or any(f"def {name}(" in text for text in files.values()), name
+
+
 def test_results_open_without_torch():
     code = """
 import sys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchbench import build_requests, load_scenario
+from batchbench import Sampling, build_requests, load_scenario
 from batchbench.errors import ScenarioError
 from batchbench.workload import workload_hash
 
@@ -101,6 +101,25 @@ def test_defaults_and_frozenness(tmp_path):
             'requests = 3\nseed = 1\nprompts = "natural"',
             "workload: seed = 1 draws random prompts, but prompts = 'natural'; leave one out",
         ),
+        ("requests = 3", "requests = 3\ntemperature = -1", "workload.temperature: must be at least 0.0?, got -1"),
+        (
+            "requests = 3",
+            "requests = 3\ntemperature = 101.0",
+            "workload.temperature: must be at most 100.0?, got 101.0",
+        ),
+        ("requests = 3", "requests = 3\ntemperature = inf", "workload.temperature: must be .*, got inf"),
+        ("requests = 3", "requests = 3\ntemperature = nan", "workload.temperature: must be .*, got nan"),
+        ("requests = 3", "requests = 3\ntemperature = '1'", "workload.temperature: must be a number, got '1'"),
+        ("requests = 3", "requests = 3\ntemperature = true", "workload.temperature: must be a number, got True"),
+        ("requests = 3", "requests = 3\ntemperature = 1\ntop_p = 0.0", "workload.top_p: must be above 0.0?, got 0.0"),
+        ("requests = 3", "requests = 3\ntemperature = 1\ntop_p = 1.5", "workload.top_p: must be at most 1.0?, got 1.5"),
+        ("requests = 3", "requests = 3\ntemperature = 1\ntop_k = -1", "workload.top_k: must be at least 0, got -1"),
+        ("requests = 3", "requests = 3\ntemperature = 1\ntop_k = 1.5", "workload.top_k: must be an integer, got 1.5"),
+        (
+            "requests = 3",
+            "requests = 3\ntop_k = 4\nsampling_seed = 1",
+            "workload: top_k, sampling_seed would do nothing: temperature is 0, which takes the best token",
+        ),
         (
             "prompt_tokens = 4\noutput_tokens = 5",
             'prompts = "natural"',
@@ -147,11 +166,31 @@ def test_both_spellings_of_a_workload_are_the_same_workload(tmp_path):
     assert workload_hash(equal) == workload_hash(explicit)
 
 
-@pytest.mark.parametrize("extra", ["seed = 1", "arrival_iterations = [0, 0, 1]"])
-def test_a_different_workload_has_a_different_hash(tmp_path, extra):
-    a = build_requests(load(tmp_path, GOOD).workload)
-    b = build_requests(load(tmp_path, GOOD.replace("requests = 3", f"requests = 3\n{extra}")).workload)
-    assert workload_hash(a) != workload_hash(b)
+def test_sampling_reaches_every_request_and_greedy_is_none(tmp_path):
+    assert {r.sampling for r in build_requests(load(tmp_path, GOOD).workload)} == {None}
+    extra = "requests = 3\ntemperature = 1\ntop_k = 40\ntop_p = 0.9\nsampling_seed = 7"
+    drawn = build_requests(load(tmp_path, GOOD.replace("requests = 3", extra)).workload)
+    assert {r.sampling for r in drawn} == {Sampling(1.0, 40, 0.9, 7)}
+
+
+def test_the_hash_of_a_greedy_workload_is_what_it_was_before_there_was_sampling():
+    requests = build_requests(load_scenario("scenarios/day34.toml").workload)
+    assert workload_hash(requests) == "06509a6b8e8424e033450da7c84ea14111c1d8d3cd08f5c929473f5c8b417452"
+
+
+def test_different_workloads_have_different_hashes(tmp_path):
+    changes = [
+        "",
+        "seed = 1",
+        "arrival_iterations = [0, 0, 1]",
+        "temperature = 1",
+        "temperature = 2",
+        "temperature = 1\ntop_k = 9",
+        "temperature = 1\ntop_p = 0.9",
+        "temperature = 1\nsampling_seed = 9",
+    ]
+    workloads = [load(tmp_path, GOOD.replace("requests = 3", f"requests = 3\n{change}")).workload for change in changes]
+    assert len({workload_hash(build_requests(workload)) for workload in workloads}) == len(changes)
 
 
 def test_prompts_are_seeded_distinct_and_the_same_on_every_machine(tmp_path):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
 
+import engine.sampling
 from batchbench import (
     Eviction,
+    RequestSpec,
+    Sampling,
     SweepObserver,
     Text,
     build_requests,
@@ -213,3 +217,37 @@ def test_the_real_engine_through_shrinking_pools_with_arrivals_and_ragged_length
     assert len({t.text_digest for t in timings}) == 1
     for timing in timings[1:]:
         assert timing.forward_tokens - timings[0].forward_tokens == timing.rebuilt_tokens
+
+
+def drawn(dtype="float32", **changes):
+    """Day 34 with sampled tokens, through a roomy pool and two that evict."""
+    scenario = load_scenario("scenarios/day34.toml")
+    settings = scenario.engine.model_copy(update={"dtype": dtype})
+    workload = scenario.workload.model_copy(update={"temperature": 1.5, "top_k": 50, "top_p": 0.95} | changes)
+    return sweep_pool_sizes(build_requests(workload), (48, 12, 8), engine_factory("own", settings, audit=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sampled_texts_are_identical_through_shrinking_pools(dtype):
+    timings = drawn(dtype)
+    assert timings[0].preemptions == 0 < timings[1].preemptions < timings[2].preemptions
+    digest = timings[0].text_digest
+    assert {t.text_digest for t in timings} == {digest}
+    others = [drawn(dtype, **change)[0].text_digest for change in (
+        {"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 2}, {"top_p": 0.5}, {"sampling_seed": 1},
+    )]  # fmt: skip
+    assert len({digest, *others}) == 6
+
+
+def test_randomness_that_follows_the_schedule_is_caught(monkeypatch):
+    """One stream of numbers for all, as a global generator gives: who draws which depends on the batch."""
+    stream = random.Random(0)
+    monkeypatch.setattr(engine.sampling.Sampling, "uniform", lambda self, request_id, position: stream.random())
+    with pytest.raises(TextsDiffer, match="request 'r0', generated token 0"):
+        drawn()
+
+
+def test_sampling_that_the_engine_refuses_is_one_line():
+    spec = RequestSpec("a", (1,), 1, sampling=Sampling(-1.0))
+    with pytest.raises(UsageError, match=r"^temperature is -1.0, must be a number of at least 0$"):
+        sweep_pool_sizes([spec], (8,), engine_factory("own", EngineSettings(slots=1)))
