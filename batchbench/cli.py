@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -347,9 +348,11 @@ def _print(document: dict[str, Any], sheet: Sheet, lines: list[str], output_form
 
 @contextmanager
 def _errors(debug: bool) -> Iterator[None]:
-    """One line on stderr and the error's exit code, instead of a traceback."""
+    """One line on stderr and the error's exit code, instead of a traceback; warnings as one line each too."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print(one_line(f"warning: {message}"), file=sys.stderr)
+            yield
         if sys.stdout is not None:  # closed by the caller
             sys.stdout.flush()
     except (KeyboardInterrupt, Exception) as error:

@@ -547,3 +547,14 @@ def test_it_runs_as_a_module_in_a_process_of_its_own(here):
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: nope.toml: No such file or directory\n"
+
+
+def test_a_machine_without_a_compiler_is_warned_in_one_line(tmp_path):
+    environment = os.environ | {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "batchbench", "validate", "scenarios/day34.toml"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr == (
+        "warning: native kernels are not available, torch is several times slower: no C++ compiler: "
+        "no-such-compiler not found; install g++ or set CXX\n"
+    )
