@@ -35,8 +35,9 @@ check: .venv/installed  ## formatting, lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-bench: .venv/installed  ## time the scheduler and the harness's share of a sweep
-	$(BIN)/python benchmarks/overhead.py
+bench: .venv/installed  ## time the scheduler, the harness's share of a sweep, and what the promise costs
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.promise
 
 bench-peers: .venv/installed  ## measure other engines beside this one (two hours, 8 GB under .peers/)
 	$(BIN)/python -m benchmarks.peers
