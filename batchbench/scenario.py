@@ -44,10 +44,10 @@ class EngineSettings(_Frozen):
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(
         1, description="Processor threads; the embedded model is too small to gain from more, a real one gains."
     )
-    kernels: Literal["auto", "native", "torch"] = Field(
+    kernels: Literal["auto", "native", "triton", "torch"] = Field(
         "auto",
-        description="What computes the model on a processor: `native` (C++, built on first use), `torch`, or `auto`: "
-        "native where there is a compiler.",
+        description="What computes the model: `native` (C++ on the processor, built on first use), `triton` (on a CUDA "
+        "device), `torch`, or `auto`: the one made for the device, and torch where that cannot be had.",
     )
     numerics: Literal["exact", "fast"] = Field(
         "exact",

@@ -31,23 +31,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.batch import Batch, Decoder
 from engine.checkpoint import assemble, tensor_shapes
 from engine.config import ModelConfig, SchedulerConfig
 from engine.core import Engine
-from engine.errors import NumericsError
+from engine.decoders import choose_decoder
 from engine.kv_store import KVStore
 from engine.model import Model
-from engine.numerics import Tiles
 from engine.plan import Plan
 from engine.runner import TorchRunner
-from engine.selftest import choose_tiles
 from engine.weights import tiny_model
 
 BUDGET_S = 470
 BLOCK_SIZE = 16
 # About 1.1 billion parameters in the shape of Llama 3.2 1B, with a vocabulary of its own output matrix.
 MID = ModelConfig(32_000, 2048, 16, 32, 8, 64, 8192, 8192, rope_theta=500_000.0)
-TOY = ModelConfig(256, 32, 2, 2, 1, 16, 48, 512)
+TOY = ModelConfig(256, 32, 1, 2, 1, 16, 32, 512)  # few sizes of matrices: every one is tried
 
 Json = dict[str, Any]
 
@@ -73,10 +72,15 @@ class Bench:
         return random_model(TOY if self.toy else MID, self.device)
 
     @cached_property
+    def decoder(self) -> Decoder:
+        """What runs the model: the product's own choice on a GPU; at toy sizes the same, interpreted."""
+        return choose_decoder(self.model, kernels="triton" if self.toy else "auto")
+
+    @cached_property
     def shapes(self) -> Any:
         from engine.triton_selftest import choose_shapes
 
-        return choose_shapes(list(self.model.weights.matrices())[: 1 if self.toy else None])
+        return choose_shapes(self.model.weights.matrices())
 
     def seconds(self, call: Callable[[], object], repeats: int = 10) -> float:
         """Median wall seconds of a call, the device's work included, after one call that is not counted."""
@@ -228,52 +232,48 @@ def products_speed(bench: Bench) -> Json:
 
 
 def forward_speed(bench: Bench) -> Json:
-    """Decode as one CUDA graph per iteration with its one copy of token ids, and prefill, in Triton kernels."""
-    from engine.triton_forward import captured, device_batch, forward
+    """Decode as the engine does it, a graph and one copy of token ids per iteration, and one long prefill."""
+    decoder, context = bench.decoder, 8 if bench.toy else 512
 
-    model, found = bench.model, {}
-    context = 8 if bench.toy else 512
-    width = -(-context // BLOCK_SIZE)
-    for rows in bench.rows:
-        store = KVStore(model.config, rows * width, BLOCK_SIZE, model.dtype, model.device)
+    def taken(rows: int, start: int) -> float:
+        """Seconds of a forward of positions start..context-1 in each row."""
+        store = KVStore(decoder.config, rows * -(-context // BLOCK_SIZE), BLOCK_SIZE, decoder.dtype, decoder.device)
         store.keys.normal_(), store.values.normal_()
-        tables = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
-        slots, stops = np.arange(rows), np.full(rows, context)
-        tokens = np.arange(rows, dtype=np.int32)
-        batch = device_batch(model, tokens, slots, stops - 1, stops, tables, BLOCK_SIZE)
+        batch = even_batch(rows, start, context)
+        return bench.seconds(lambda: decoder.greedy(decoder.forward(batch, store)))
 
-        def step(batch: Any = batch, store: KVStore = store) -> Tensor:
-            return forward(model, batch, store, bench.shapes).argmax(-1)
-
-        replay = captured(step, bench.device)
-        eager_s, graph_s = bench.seconds(step), bench.seconds(lambda replay=replay: replay().cpu())  # type: ignore[misc]
-        found[f"decode {rows} rows"] = decode_figures(bench, rows, context, graph_s) | {"without_graph_s": eager_s}
-    rows = 2 if bench.toy else 8
-    store = KVStore(model.config, rows * width, BLOCK_SIZE, model.dtype, model.device)
-    tables = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
-    tokens = np.zeros(rows * context, dtype=np.int32)
-    whole = device_batch(
-        model, tokens, np.arange(rows), np.zeros(rows, np.int64), np.full(rows, context), tables, BLOCK_SIZE
-    )
-    taken = bench.seconds(lambda: forward(model, whole, store, bench.shapes))
-    flop = 2 * sum(m.numel() for name, m in model.weights.matrices() if name != "lm_head") * rows * context
-    found["prefill"] = {"positions_per_s": rows * context / taken, "flop_per_s": flop / taken}
+    found = {
+        f"decode {rows} rows": decode_figures(bench, rows, context, taken(rows, context - 1)) for rows in bench.rows
+    }
+    positions = bench.rows[1] * context
+    prefill_s = taken(bench.rows[1], 0)
+    flop = 2 * sum(m.numel() for name, m in bench.model.weights.matrices() if name != "lm_head") * positions
+    found["prefill"] = {"positions_per_s": positions / prefill_s, "flop_per_s": flop / prefill_s}
     return found
+
+
+def even_batch(rows: int, start: int, stop: int) -> Batch:
+    """Positions start..stop-1 of every row, each row's blocks in order."""
+    width = -(-stop // BLOCK_SIZE)
+    row, at = (axis.reshape(-1).astype(np.int32) for axis in np.mgrid[:rows, start:stop])
+    tables = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
+    cells = row * width * BLOCK_SIZE + at
+    each = np.ones(rows, dtype=np.int32)
+    return Batch(row % 250, at, cells, start * each, stop * each, tables, BLOCK_SIZE, rows)
 
 
 def decode_figures(bench: Bench, rows: int, context: int, taken: float) -> Json:
     """Tokens per second beside the floor: weights once and every row's K/V, at the read bandwidth."""
     model = bench.model
-    weights = sum(matrix.nbytes for _, matrix in model.weights.matrices())
     kv = rows * context * model.config.kv_elements_per_token * model.dtype.itemsize
-    floor = (weights + kv) / bench.measured["read_bytes_per_s"]
+    floor = (model.matrix_bytes + kv) / bench.measured["read_bytes_per_s"]
     return {"s": taken, "tokens_per_s": rows / taken, "floor_s": floor, "of_floor": floor / taken}
 
 
 class RecordingRunner(TorchRunner):
     """Keeps every row's logits by (request id, position of the token they predict)."""
 
-    def __init__(self, model: Model, config: SchedulerConfig) -> None:
+    def __init__(self, model: Decoder, config: SchedulerConfig) -> None:
         super().__init__(model, config)
         self.seen: dict[tuple[str, int], Tensor] = {}
 
@@ -283,26 +283,20 @@ class RecordingRunner(TorchRunner):
         return logits
 
 
-def tiled(model: Model) -> tuple[Model, str]:
-    """The model in tiles that hold here, and what the start-up trial said."""
-    try:
-        return Model(model.config, model.weights, choose_tiles(model)), "passed"
-    except NumericsError as error:
-        return Model(model.config, model.weights, Tiles()), str(error)
-
-
 def engine_keeps_bits(bench: Bench) -> Json:
-    """Logits through the real engine: in company, alone, and resumed in a pool that evicts; torch.equal."""
+    """Logits through the real engine, of both kernels: in company, alone, and resumed after eviction; torch.equal."""
     requests, prompt, output = (3, 6, 6) if bench.toy else (8, 40, 40)
-    models = {f"tiny {dtype}": tiny_model(0, dtype, bench.device) for dtype in (torch.float32, torch.bfloat16)}
+    models: dict[str, Decoder] = {"mid torch.bfloat16": bench.decoder}
+    for dtype in () if bench.toy else (torch.float32, torch.bfloat16):
+        for kernels in ("triton", "torch"):
+            models[f"tiny {dtype} {kernels}"] = choose_decoder(tiny_model(0, dtype, bench.device), kernels=kernels)
     found: Json = {}
-    for name, plain in (models | {"mid torch.bfloat16": bench.model}).items():
-        model, trial = tiled(plain)
+    for name, model in models.items():
         blocks = -(-(prompt + requests + output) // 4)
         company = logits_of(model, range(requests), prompt, output, blocks * requests)
         others = {"alone": logits_of(model, (1,), prompt, output, blocks)}
         others["evicted"] = logits_of(model, range(requests), prompt, output, blocks * requests // 2)
-        found[name] = {"trial": trial, "preemptions": others["evicted"][1]}
+        found[name] = {"numerics": model.numerics, "preemptions": others["evicted"][1]}
         for how, (seen, _) in others.items():
             different = [key for key, logits in seen.items() if not torch.equal(logits, company[0][key])]
             found[name][how] = {"compared": len(seen), "different": len(different)}
@@ -310,7 +304,7 @@ def engine_keeps_bits(bench: Bench) -> Json:
 
 
 def logits_of(
-    model: Model, numbers: Any, prompt: int, output: int, pool_blocks: int
+    model: Decoder, numbers: Any, prompt: int, output: int, pool_blocks: int
 ) -> tuple[dict[tuple[str, int], Tensor], int]:
     """Run requests (numbered, of unequal lengths) to their end; every logit seen, and evictions."""
     config = SchedulerConfig(len(numbers), pool_blocks, 4)
@@ -346,19 +340,18 @@ def larger_sweep(bench: Bench) -> Json:
     from batchbench.adapters.own import OwnEngine
     from batchbench.scenario import EngineSettings, Workload
 
-    count, prompt, output = (3, 6, 6) if bench.toy else (32, 192, 64)
+    count, prompt, output = (2, 6, 4) if bench.toy else (32, 192, 64)
     workload = Workload(requests=count, prompt_tokens=prompt, output_tokens=output)
     settings = EngineSettings(slots=count, block_size=BLOCK_SIZE, device=str(bench.device), dtype="bfloat16")
-    model, trial = tiled(bench.model)
     whole = count * -(-(prompt + output) // BLOCK_SIZE)
     pools = [whole, *(max(whole * share // 8, whole // count) for share in (6, 4, 3))]
     requests = build_requests(workload)
     timings = sweep_pool_sizes(
-        requests, list(dict.fromkeys(pools)), lambda pool_blocks: OwnEngine(settings, model, pool_blocks)
+        requests, list(dict.fromkeys(pools)), lambda pool_blocks: OwnEngine(settings, bench.decoder, pool_blocks)
     )
     texts = [timing.texts[request.request_id].token_ids for timing in timings[:1] for request in requests]
     return {
-        "trial": trial,
+        "numerics": bench.decoder.numerics,
         "pools": [pool_figures(timing) for timing in timings],
         "distinct tokens per text, median": statistics.median(len(set(text)) for text in texts),
     }
@@ -371,9 +364,9 @@ def pool_figures(timing: Any) -> Json:
 
 def engine_speed(bench: Bench) -> Json:
     """Tokens per second of the engine with every slot decoding, and positions per second of its prefill."""
-    model, trial = tiled(bench.model)
+    model = bench.decoder
     prompt, output = (6, 4) if bench.toy else (128, 48)
-    found: Json = {"trial": trial}
+    found: Json = {"numerics": model.numerics}
     for rows in bench.rows:
         config = SchedulerConfig(rows, rows * -(-(prompt + output) // BLOCK_SIZE), BLOCK_SIZE)
         engine = Engine(config, TorchRunner(model, config))

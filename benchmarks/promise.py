@@ -60,6 +60,7 @@ def batch_of(rows: int, positions: int) -> Batch:
         stops=starts + np.int32(positions),
         tables=tables,
         block_size=BLOCK_SIZE,
+        slots=rows,
     )
 
 

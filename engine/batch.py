@@ -26,6 +26,12 @@ class Batch:
     stops: Ints  # [rows] one past its last
     tables: Ints  # [rows, blocks] block ids of each row's request
     block_size: int
+    slots: int  # rows that a forward of this engine can have
+
+    @property
+    def decode(self) -> bool:
+        """Every row computes one position."""
+        return len(self.token_ids) == len(self.starts)
 
 
 class Decoder(Protocol):
@@ -50,8 +56,12 @@ class Decoder(Protocol):
         """What is promised of the bits, and what computes them."""
         ...
 
-    def padded_rows(self, rows: int) -> int:
-        """Batch rows that a forward of `rows` positions computes."""
+    def padded_rows(self, positions: int, rows: int, slots: int) -> int:
+        """Positions that a forward computes, padding included, for `positions` of `rows` requests in `slots`."""
+        ...
+
+    def prepare(self, store: KVStore, slots: int, block_size: int) -> None:
+        """Do now what would make the first forwards over `store` slow. May be left out."""
         ...
 
     def forward(self, batch: Batch, store: KVStore) -> Tensor:

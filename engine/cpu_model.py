@@ -94,8 +94,11 @@ class CpuModel:
         unit = self._kernels.bb_unit(self._is_bf16).decode()
         return f"exact (native {unit})"
 
-    def padded_rows(self, rows: int) -> int:
-        return rows
+    def padded_rows(self, positions: int, rows: int, slots: int) -> int:
+        return positions
+
+    def prepare(self, store: KVStore, slots: int, block_size: int) -> None:
+        pass
 
     def forward(self, batch: Batch, store: KVStore) -> Tensor:
         rows, vocab = len(batch.starts), self.config.vocab_size

@@ -85,8 +85,11 @@ class Model:
             return "fast (torch, no promise)"
         return f"exact (torch, tiles of {self.tiles.rows} rows, {self.tiles.queries} queries)"
 
-    def padded_rows(self, rows: int) -> int:
-        return padded_rows(rows, self.tiles.rows)
+    def padded_rows(self, positions: int, rows: int, slots: int) -> int:
+        return padded_rows(positions, self.tiles.rows)
+
+    def prepare(self, store: KVStore, slots: int, block_size: int) -> None:
+        pass
 
     def greedy(self, logits: Tensor) -> tuple[list[int], list[float]]:
         return greedy(logits)
@@ -94,13 +97,13 @@ class Model:
     @torch.inference_mode()
     def forward(self, batch: Batch, store: KVStore) -> Tensor:
         cfg, weights, tile = self.config, self.weights, self.tiles.rows
-        real, padded = len(batch.token_ids), self.padded_rows(len(batch.token_ids))
+        real, padded = len(batch.token_ids), padded_rows(len(batch.token_ids), tile)
         starts, stops = batch.starts.astype(np.int64), batch.stops.astype(np.int64)
         tiling = Tiling(self.tiles.queries, cfg.heads // cfg.kv_heads, cfg.sliding_window)
         walk = plan_walk(batch.tables, starts, stops, batch.block_size, tiling, padded, self.device)
         cells = self._indices(batch.cells, real)
         positions = self._indices(batch.positions, padded)
-        last = self._indices(np.cumsum(stops - starts) - 1, self.padded_rows(len(starts)))
+        last = self._indices(np.cumsum(stops - starts) - 1, padded_rows(len(starts), tile))
         cos, sin = self.rope_cos[positions], self.rope_sin[positions]
         x = weights.embedding[self._indices(batch.token_ids, padded)]
         for index, layer in enumerate(weights.layers):

@@ -77,7 +77,8 @@ class TorchRunner:
             if how.temperature:
                 uniform = how.uniform(plan.request_ids[row], plan.stops[row])
                 token_ids[row] = sample(logits[row].cpu().numpy(), how, uniform)
-        return RunOutput(token_ids, gaps, self.model.padded_rows(plan.positions) - plan.positions)
+        computed = self.model.padded_rows(plan.positions, len(plan.slots), len(self.tables))
+        return RunOutput(token_ids, gaps, computed - plan.positions)
 
     def logits(self, plan: Plan) -> Tensor:
         """Run the plan's forward. Returns float32 [rows, vocab], each row's logits at its last position.
@@ -118,4 +119,6 @@ class TorchRunner:
         tables: Ints = np.ascontiguousarray(self.tables[np.asarray(plan.slots), :width])
         cells = tables[row, positions // self.block_size] * self.block_size + positions % self.block_size
         token_ids = np.asarray(plan.token_ids, dtype=np.int32)
-        return Batch(token_ids, positions, cells.astype(np.int32), starts, stops, tables, self.block_size)
+        return Batch(
+            token_ids, positions, cells.astype(np.int32), starts, stops, tables, self.block_size, len(self.tables)
+        )

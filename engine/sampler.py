@@ -19,10 +19,14 @@ def greedy(logits: Tensor) -> tuple[list[int], list[float]]:
 
     logits: [rows, vocab] float32. Raises NumericsError if a row's best logits are not finite.
     """
+    ids = logits.argmax(dim=-1, keepdim=True).int()
     best_two = torch.topk(logits, 2, dim=-1).values
-    if not torch.isfinite(best_two).all():
+    # The bits of both in one tensor, so that a device is waited for once.
+    found = torch.cat((ids, best_two.view(torch.int32)), dim=1).cpu().numpy()
+    best, second = found[:, 1:].view(np.float32).T
+    if not (np.isfinite(best) & np.isfinite(second)).all():
         raise NumericsError("logits are not finite: the weights or the K/V hold NaN or infinity")
-    return logits.argmax(dim=-1).tolist(), (best_two[:, 0] - best_two[:, 1]).tolist()
+    return found[:, 0].tolist(), (best - second).tolist()
 
 
 def sample(logits: Vector, how: Sampling, uniform: float) -> int:

@@ -18,13 +18,15 @@ waits for the device: the grid follows from padded counts, so calls can be captu
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.errors import ConfigError
+from engine.errors import KernelsUnavailable
 
 KEY_CHUNK = 64
 SPLIT = 256
@@ -32,21 +34,20 @@ SPLIT = 256
 TILE_ROWS = {torch.bfloat16: 64, torch.float32: 16}
 _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)  # finite: inf - inf is not a number
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-Ints32 = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+Ints = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
 def tile_queries(group: int, dtype: torch.dtype) -> int:
-    """Positions of one request per tile. group: query heads per K/V head. Raises ConfigError if none fits."""
+    """Positions of one request per tile. group: query heads per K/V head. Raises KernelsUnavailable if none fits."""
     if group > TILE_ROWS[dtype]:
-        raise ConfigError(
-            f"{group} query heads per K/V head, attention on the GPU takes at most {TILE_ROWS[dtype]} in {dtype}; "
-            f"run this model with device = 'cpu'"
+        raise KernelsUnavailable(
+            f"{group} query heads per K/V head, attention in Triton takes at most {TILE_ROWS[dtype]} in {dtype}; "
+            f"kernels = 'torch' runs this model"
         )
     return TILE_ROWS[dtype] // group
 
 
-def plan_tiles(starts: Ints, stops: Ints, queries: int, padded_tiles: int = 0) -> Ints32:
+def plan_tiles(starts: Ints, stops: Ints, queries: int, padded_tiles: int = 0) -> Ints:
     """Cut rows into tiles of at most `queries` positions. starts, stops: [rows], the positions each row computes.
 
     Returns [tiles, 4]: row, first query in the batch, queries, position of the first. Filled up to
@@ -161,7 +162,7 @@ def _attend(
     at = ((first_query + nth).to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + dim[None, :]
     real = (nth < count)[:, None] & (dim < HEAD_DIM)[None, :]
     q = tl.load(queries + at, mask=real, other=0.0)
-    query_at = position + nth
+    query_at = position + tl.minimum(nth, count - 1)  # padding sees what the last query sees: never nothing
     pool = kv_head.to(tl.int64) * cells
 
     top = tl.full((ROWS,), _LOWEST, tl.float32)

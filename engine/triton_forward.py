@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.batch import Batch, Ints
 from engine.kv_store import KVStore
 from engine.model import Model
-from engine.triton_attention import Ints, Ints32, paged_attention, plan_tiles, tile_queries
+from engine.triton_attention import paged_attention, plan_tiles
 from engine.triton_linear import Shape, linear
 from engine.triton_rows import rms_norm, rotate_and_store, silu_gate
 
@@ -22,58 +23,58 @@ _ALIGNED = 4  # int32 elements of 16 bytes: kernels are compiled anew for other 
 class DeviceBatch:
     """One ragged forward; int32 on the device. Padding has token 0, position 0, cell -1 and tiles of no queries."""
 
+    block_size: int
+    decode: bool  # every tile holds one query
+    memory: Tensor  # in which all that follow lie
     token_ids: Tensor  # [padded]
     positions: Tensor  # [padded]
     cells: Tensor  # [padded] where each K/V goes
     last: Tensor  # [padded rows] batch row of each request's last position
-    tables: Tensor  # [rows, width]
     tiles: Tensor  # [padded tiles, 4], from `plan_tiles`
-    block_size: int
-    decode: bool  # every tile holds one query
+    tables: Tensor  # [padded rows, width]
 
 
 def device_batch(
-    model: Model,
-    token_ids: Ints32,
-    slots: Ints,
-    starts: Ints,
-    stops: Ints,
-    tables: Ints32,
-    block_size: int,
-    padded: int = 0,
+    batch: Batch, queries: int, device: torch.device, *, padded: int = 0, width: int = 0, into: Tensor | None = None
 ) -> DeviceBatch:
-    """Lay out one forward: row i computes positions starts[i]..stops[i]-1 of slots[i], token_ids rows concatenated.
+    """Bring one forward to the device. queries: positions per tile, from `tile_queries`.
 
-    tables: [slots, width], the block table of every slot. padded: positions, rows and tiles at least.
+    padded: positions, rows and tiles at least. width: blocks per table at least.
+    into: the `memory` of an earlier batch of the same padded sizes, which this one overwrites.
     """
-    lengths = stops - starts
-    ends = np.cumsum(lengths)
-    count, rows = int(ends[-1]), len(slots)
-    at = np.arange(count) + np.repeat(starts - (ends - lengths), lengths)
-    tokens, positions = np.zeros((2, max(count, padded)), dtype=np.int32)
-    cells = np.full(max(count, padded), -1, dtype=np.int32)
-    last = np.zeros(max(rows, padded), dtype=np.int32)
-    tokens[:count], positions[:count], last[:rows] = token_ids, at, ends - 1
-    cells[:count] = tables[np.repeat(slots, lengths), at // block_size] * block_size + at % block_size
-    queries = tile_queries(model.config.heads // model.config.kv_heads, model.dtype)
-    tiles = plan_tiles(starts, stops, queries, padded)
-    tiles[:, 0] = slots[tiles[:, 0]]
-    names = ("token_ids", "positions", "cells", "last", "tables", "tiles")
-    arrays = upload((tokens, positions, cells, last, tables, tiles), model.device)
-    return DeviceBatch(
-        **dict(zip(names, arrays, strict=True)), block_size=block_size, decode=bool((lengths == 1).all())
+    count, rows = max(len(batch.token_ids), padded), max(len(batch.starts), padded)
+    arrays = (
+        _padded(batch.token_ids, count),
+        _padded(batch.positions, count),
+        _padded(batch.cells, count, fill=-1),
+        _padded(np.cumsum(batch.stops - batch.starts) - 1, rows),
+        plan_tiles(batch.starts, batch.stops, queries, padded),
+        _padded(batch.tables, rows, max(batch.tables.shape[1], width)),
     )
+    memory, views = upload(arrays, device, into)
+    return DeviceBatch(batch.block_size, batch.decode, memory, *views)
 
 
-def upload(arrays: Sequence[Ints32], device: torch.device) -> list[Tensor]:
-    """Several int32 arrays in one copy that the host does not wait for; views of one tensor on the device."""
-    starts = np.cumsum([0] + [-(-array.size // _ALIGNED) * _ALIGNED for array in arrays])
-    staged = torch.zeros(int(starts[-1]), dtype=torch.int32, pin_memory=device.type == "cuda")
+def _padded(array: Ints, *shape: int, fill: int = 0) -> Ints:
+    out = np.full(shape, fill, dtype=np.int32)
+    out[tuple(slice(size) for size in array.shape)] = array
+    return out
+
+
+def upload(arrays: Sequence[Ints], device: torch.device, into: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+    """Several int32 arrays in one copy that the host does not wait for. Returns the copy and each array's view of it.
+
+    into: the copy of earlier arrays of the same sizes, to be overwritten.
+    """
+    starts = np.cumsum([0] + [-(-array.size // _ALIGNED) * _ALIGNED for array in arrays]).tolist()
+    staged = torch.zeros(starts[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
     host = staged.numpy()
     for start, array in zip(starts, arrays, strict=False):
         host[start : start + array.size] = array.reshape(-1)
-    there = staged.to(device, non_blocking=True)
-    return [there[s : s + a.size].view(a.shape) for s, a in zip(starts.tolist(), arrays, strict=False)]
+    if into is None:
+        into = torch.empty(starts[-1], dtype=torch.int32, device=device)
+    into.copy_(staged, non_blocking=True)
+    return into, [into[s : s + a.size].view(a.shape) for s, a in zip(starts, arrays, strict=False)]
 
 
 @torch.inference_mode()

@@ -34,9 +34,11 @@ def enable() -> None:
     from triton.runtime.interpreter import (
         InterpretedFunction,
         InterpreterBuilder,
+        InterpreterOptions,
         TensorHandle,
         _get_np_dtype,
         _patch_lang,
+        interpreter_builder,
     )
 
     plain_cast, called = InterpreterBuilder.cast_impl, set()
@@ -62,6 +64,7 @@ def enable() -> None:
             total += left[:, k, None] * right[None, k]
         return TensorHandle(total.astype(_get_np_dtype(start.dtype)), start.dtype.scalar)
 
+    interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)  # as on a GPU, and a fifth of the time
     InterpretedFunction.__call__ = call
     InterpreterBuilder.cast_impl = cast
     InterpreterBuilder.create_dot = dot

@@ -158,5 +158,5 @@ def _wide_model(dtype: str) -> Model:
 def _prefill(decoder: Decoder) -> Callable[[], object]:
     """One forward of one request; its attention is not counted as operations."""
     at = np.arange(_ROWS, dtype=np.int32)
-    batch = Batch(at % _WIDE.vocab_size, at, at, at[:1], at[-1:] + 1, at[:1, None], block_size=_ROWS)
+    batch = Batch(at % _WIDE.vocab_size, at, at, at[:1], at[-1:] + 1, at[:1, None], block_size=_ROWS, slots=1)
     return partial(decoder.forward, batch, KVStore(_WIDE, 1, _ROWS, decoder.dtype, decoder.device))

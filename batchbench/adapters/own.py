@@ -64,12 +64,15 @@ class OwnEngine:
         try:
             if model.device.type == "cpu" and size > (memory_bytes() or size):
                 raise MemoryError  # the system may promise more than there is, and end the process later
-            self.engine = Engine(config, TorchRunner(model, config, track_writes=audit), with_audit=audit)
+            runner = TorchRunner(model, config, track_writes=audit)
         except (RuntimeError, MemoryError):
             raise UsageError(
                 f"pool of {pool_blocks} blocks of {config.block_size}: {show_bytes(size)} of K/V could not be "
                 f"allocated on {model.device}"
             ) from None
+        with translated():
+            model.prepare(runner.store, config.slots, config.block_size)
+        self.engine = Engine(config, runner, with_audit=audit)
 
     def describe(self) -> EngineDescription:
         config, model = self.engine.config, self._model

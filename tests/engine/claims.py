@@ -81,6 +81,7 @@ def assert_same_in_chunks(model, text, want, sizes=(1, 7, 32, 40)):
                 stops=piece[-1:] + 1,
                 tables=table[None],
                 block_size=BLOCK,
+                slots=2,
             )
             logits = model.forward(batch, store)[0].clone()
             if piece[-1] + 1 in want:
@@ -103,8 +104,8 @@ def assert_same_resumed_everywhere(model, prompt, output, want):
     assert_same_bits(got, want, "resumed")
 
 
-def assert_same_through_pools(model, prompts, output):
-    """All prompts through a roomy and three small pools: every request's logits, to the last bit."""
+def assert_same_through_pools(model, prompts, output, shares=(0.7, 0.5, 0.3)):
+    """All prompts through a roomy pool and smaller ones: every request's logits, to the last bit."""
 
     def run(pool_blocks):
         engine = engine_of(model, len(prompts), pool_blocks)
@@ -115,7 +116,7 @@ def assert_same_through_pools(model, prompts, output):
 
     each = [-(-(len(tokens) + output) // BLOCK) for tokens in prompts]
     roomy = run(sum(each))
-    for share in (0.7, 0.5, 0.3):
+    for share in shares:
         engine = run(max(round(share * sum(each)), max(each)))
         assert engine.runner.seen.keys() == roomy.runner.seen.keys()
         for key, logits in roomy.runner.seen.items():

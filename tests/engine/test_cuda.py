@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
 from engine.config import SchedulerConfig
 from engine.core import Engine
-from engine.model import Model
-from engine.selftest import choose_tiles
+from engine.decoders import choose_decoder
 from engine.weights import tiny_model
 from tests.helpers import DTYPES, LogitsRunner, drain, prompt
 
@@ -17,10 +18,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=DTYPES, ids=str)
+@pytest.fixture(params=product(("triton", "torch"), DTYPES), ids=str)
 def model(request):
-    model = tiny_model(0, request.param, torch.device("cuda"))
-    return Model(model.config, model.weights, choose_tiles(model))
+    kernels, dtype = request.param
+    return choose_decoder(tiny_model(0, dtype, torch.device("cuda")), kernels=kernels)
 
 
 def run(model, pool_blocks):

@@ -37,7 +37,10 @@ def assert_rounded_alike(got, want, dtype):
 def test_rms_norm_equals_that_of_torch(width, dtype):
     x, weight = draw(dtype, 4, width), draw(dtype, width)
     assert_rounded_alike(rms_norm(x, weight, 1e-5), torch_rms_norm(x, weight, 1e-5), dtype)
-    check_rms_norm(weight, 1e-5)
+
+
+def test_the_start_up_trial_of_the_norm_passes_here():
+    check_rms_norm(draw(torch.bfloat16, 100), 1e-5)
 
 
 def test_a_norm_that_depends_on_company_is_caught_at_start_up(monkeypatch):
