@@ -50,8 +50,9 @@ def sample(logits: Vector, how: Sampling, uniform: float) -> int:
 
 def _candidates(logits: Vector, weights: Vector, how: Sampling) -> Vector:
     """Ids, ascending, that may be kept: spares sorting a whole vocabulary."""
-    if 0 < how.top_k < len(logits):
-        return np.flatnonzero(logits >= np.partition(logits, -how.top_k)[-how.top_k])
+    if how.top_k:
+        top_k = min(how.top_k, len(logits))
+        return np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k])
     if how.top_p < 1:  # all others together weigh less than what top_p cuts
         return np.flatnonzero(weights >= (1 - how.top_p) / len(weights) * weights.sum())
     return np.arange(len(logits))

@@ -46,6 +46,8 @@ def test_top_p_keeps_the_fewest_that_reach_it():
 def test_top_p_is_of_what_top_k_left():
     # of tokens 1, 3 and 4 alone, 1 and 3 have 84 %
     assert set(kept(Sampling(1.0, top_k=3, top_p=0.83))) == {1, 3}
+    # top_k of the whole vocabulary leaves everything: two equal ones, with a little beside them, are both needed
+    assert set(kept(Sampling(0.25, top_k=3, top_p=0.5), np.array([0, 1, 1], dtype=np.float32))) == {1, 2}
 
 
 @settings(max_examples=60, deadline=None)
