@@ -144,8 +144,8 @@ def check_decoder(decoder: Decoder) -> None:
     resumed = store()
     last_logits((6, 0, 4), store=resumed)
     company = [(2 * n, 0, 1 + n % length) for n in range(1, 33)]
-    among = {  # about 20, 90 and 140 positions: kernels that are chosen by their number all have their turn
-        f"among {n} others": last_logits(*company[:n], (70, 0, length), store=store()) for n in (4, 20, 32)
+    among = {  # about 20, 65 and 130 positions: kernels that are chosen by their number all have their turn
+        f"among {n} others": last_logits(*company[:n], (70, 0, length), store=store()) for n in (4, 15, 32)
     }
     ways = {
         "one prefill": last_logits((0, 0, length), store=store()),
