@@ -285,7 +285,7 @@ class RecordingRunner(TorchRunner):
 
 def engine_keeps_bits(bench: Bench) -> Json:
     """Logits through the real engine, of both kernels: in company, alone, and resumed after eviction; torch.equal."""
-    requests, prompt, output = (3, 6, 6) if bench.toy else (8, 40, 40)
+    requests, prompt, output = (3, 6, 3) if bench.toy else (8, 40, 40)
     models: dict[str, Decoder] = {"mid torch.bfloat16": bench.decoder}
     for dtype in () if bench.toy else (torch.float32, torch.bfloat16):
         for kernels in ("triton", "torch"):
@@ -365,7 +365,7 @@ def pool_figures(timing: Any) -> Json:
 def engine_speed(bench: Bench) -> Json:
     """Tokens per second of the engine with every slot decoding, and positions per second of its prefill."""
     model = bench.decoder
-    prompt, output = (6, 4) if bench.toy else (128, 48)
+    prompt, output = (6, 3) if bench.toy else (128, 48)
     found: Json = {"numerics": model.numerics}
     for rows in bench.rows:
         config = SchedulerConfig(rows, rows * -(-(prompt + output) // BLOCK_SIZE), BLOCK_SIZE)

@@ -150,8 +150,8 @@ def check_decoder(decoder: Decoder) -> None:
     resumed = store()
     last_logits((6, 0, length // 2), store=resumed)
     company = [(66, 0, longest), *((2 * n, 0, 1 + n % min(7, length)) for n in range(1, 32))]
-    among = {  # about 60, 120 and 160 positions: kernels that are chosen by their number all have their turn
-        f"among {n} others": last_logits(*company[:n], (66 + width, 0, length), store=store()) for n in (4, 20, 32)
+    among = {  # about 115, 150 and 220 positions: kernels that are chosen by their number all have their turn
+        f"among {n} others": last_logits(*company[:n], (66 + width, 0, length), store=store()) for n in (4, 15, 32)
     }
     ways = {
         "one prefill": last_logits((0, 0, length), store=store()),
