@@ -150,7 +150,7 @@ def doctor_lines(report: Mapping[str, Any]) -> list[str]:
         "",
         "load average before: "
         + ("unknown" if load is None else f"{load:.1f}")
-        + ("" if load is None or load < 0.3 * (cores or 1) else ": others are at work, so the rates below are low"),
+        + ("" if load is None or load < 0.3 * (cores or 1) else ": others are at work, so the rates below may be low"),
     ]
     for what, dtype in dict.fromkeys((one["what"], one["dtype"]) for one in report["ceilings"]):
         rates = [one for one in report["ceilings"] if (one["what"], one["dtype"]) == (what, dtype)]

@@ -5,6 +5,7 @@ Run with `make bench`. Prints one line per figure; figures worth keeping go into
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from batchbench.driver import run_workload
 from batchbench.plots import draw_all
 from batchbench.results import ResultWriter, load_result
 from batchbench.scenario import EngineSettings, Workload
-from benchmarks.promise import CORES, SMOLLM2
+from benchmarks.promise import SMOLLM2
 from engine.batch import Batch, Decoder
 from engine.config import SchedulerConfig
 from engine.kv_store import KVStore
@@ -27,6 +28,7 @@ from engine.runner import RunOutput
 from engine.scheduler import Scheduler
 
 BLOCK_SIZE, PROMPT, ITERATIONS, REPEATS = 16, 40, 256, 7
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def scheduler_us(rows: int) -> float:
