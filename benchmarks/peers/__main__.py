@@ -101,7 +101,7 @@ class Run:
                     worker = self.workers[name, dtype] = self.worker(name, dtype)
                     self.record["about"][name] = worker.about
                     for case in self.options.cases:
-                        worker.generate(CASES[case], min(CASES[case].output, 4))
+                        worker.warm_up(CASES[case])
 
     def rounds(self) -> None:
         """The measurements, interleaved. Order within a round is the table's."""

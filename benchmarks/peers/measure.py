@@ -128,6 +128,11 @@ class Worker:
             raise WorkerFailed(f"texts of {sorted({len(text) for text in texts})} tokens, asked for {wanted}")
         return float(answer["seconds"]), texts
 
+    def warm_up(self, case: Case) -> None:
+        """Run a little of the case, untimed: as many rows and positions at once, fewer of them in all."""
+        prompts = case.prompts()[: 32 * 128 // case.prompt]
+        self.ask("generate", prompts=prompts, output_tokens=min(case.output, 4), at_most=case.at_most)
+
     def close(self) -> None:
         """End the whole session of processes."""
         self._signal(signal.SIGKILL)
