@@ -42,8 +42,9 @@ bench: .venv/installed  ## time the scheduler, the harness's share of a sweep, a
 bench-peers: .venv/installed  ## measure other engines beside this one (two hours, 8 GB under .peers/)
 	$(BIN)/python -m benchmarks.peers
 
-reference: .venv/installed  ## run the committed scenarios again and replace results/ and plots/
+reference: model  ## run the committed scenarios again and replace results/ and plots/
 	$(BIN)/batchbench sweep scenarios/day34.toml
+	$(BIN)/batchbench sweep scenarios/smollm2.toml
 
 docs: .venv/installed  ## write the generated parts of docs/ again
 	$(BIN)/python docs/generate.py

@@ -119,7 +119,7 @@ def test_shapes_beyond_the_kernels_are_refused_and_left_to_torch(shape):
         KernelsUnavailable, match="query heads per K/V head of .* native kernels take up to 48 of up to 256"
     ):
         choose_decoder(random_model(**shape), kernels="native")
-    with pytest.warns(UserWarning, match="torch is several times slower: .*query heads"):
+    with pytest.warns(UserWarning, match="torch computes instead: .*query heads"):
         assert "torch" in choose_decoder(random_model(**shape)).numerics
 
 
@@ -179,7 +179,7 @@ def test_contradictory_choices_are_refused():
 def test_fast_is_torch_without_padding():
     fast = choose_decoder(tiny_model(0, torch.float32, CPU), numerics="fast")
     assert fast.numerics == "fast (torch, no promise)"
-    assert [fast.padded_rows(rows) for rows in (1, 5, 33)] == [1, 5, 33]
+    assert [fast.padded_rows(rows, rows, 33) for rows in (1, 5, 33)] == [1, 5, 33]
     _, text = alone(fast, prompt(0, 9), 8)
     assert len(text) == 8
 
