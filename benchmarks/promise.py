@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.batch import Batch, Decoder
+from engine.batch import Batch, Decoder, lay_out
 from engine.decoders import choose_decoder
 from engine.hf_folder import load_folder
 from engine.kv_store import KVStore
@@ -51,18 +51,8 @@ def batch_of(rows: int, positions: int) -> Batch:
     width = -(-(start + positions) // BLOCK_SIZE)
     tables = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
     at, row = np.tile(np.arange(start, start + positions), rows), np.repeat(np.arange(rows), positions)
-    cells = tables[row, at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE
-    starts = np.full(rows, start, dtype=np.int32)
-    return Batch(
-        token_ids=((at * 7919 + row) % 251).astype(np.int32),
-        positions=at.astype(np.int32),
-        cells=cells.astype(np.int32),
-        starts=starts,
-        stops=starts + np.int32(positions),
-        tables=tables,
-        block_size=BLOCK_SIZE,
-        slots=rows,
-    )
+    starts = np.full(rows, start)
+    return lay_out((at * 7919 + row) % 251, starts, starts + positions, tables, BLOCK_SIZE, slots=rows)
 
 
 def rates(found: dict[str, Decoder], rows: int, positions: int) -> dict[str, float]:

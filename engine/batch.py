@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from engine.config import ModelConfig
@@ -32,6 +33,23 @@ class Batch:
     def decode(self) -> bool:
         """Every row computes one position."""
         return len(self.token_ids) == len(self.starts)
+
+
+def lay_out(
+    token_ids: ArrayLike, starts: ArrayLike, stops: ArrayLike, tables: Ints, block_size: int, slots: int
+) -> Batch:
+    """The batch in which row i computes positions starts[i]..stops[i]-1; what follows from that is worked out here.
+
+    token_ids: [positions], rows concatenated. starts, stops: [rows]. tables: [rows, blocks].
+    """
+    begins, ends = np.asarray(starts, dtype=np.int32), np.asarray(stops, dtype=np.int32)
+    lengths = ends - begins
+    row = np.repeat(np.arange(len(lengths)), lengths)  # of each position
+    firsts = np.cumsum(lengths) - lengths
+    positions = (np.arange(len(row)) + (begins - firsts)[row]).astype(np.int32)
+    cells = tables[row, positions // block_size] * block_size + positions % block_size
+    tokens = np.asarray(token_ids, dtype=np.int32)
+    return Batch(tokens, positions, cells.astype(np.int32), begins, ends, tables, block_size, slots)
 
 
 class Decoder(Protocol):

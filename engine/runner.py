@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from engine.batch import Batch, Decoder, Ints
+from engine.batch import Batch, Decoder, Ints, lay_out
 from engine.config import SchedulerConfig
 from engine.errors import RequestRefused
 from engine.kv_store import KVStore
@@ -110,15 +110,6 @@ class TorchRunner:
         self._written.update(self._latest)
 
     def _batch(self, plan: Plan) -> Batch:
-        starts, stops = np.asarray(plan.starts, dtype=np.int32), np.asarray(plan.stops, dtype=np.int32)
-        lengths = stops - starts
-        row = np.repeat(np.arange(len(lengths)), lengths)  # of each position
-        firsts = np.cumsum(lengths) - lengths
-        positions = (np.arange(plan.positions) + (starts - firsts)[row]).astype(np.int32)
-        width = int(stops.max() - 1) // self.block_size + 1
+        width = (max(plan.stops) - 1) // self.block_size + 1
         tables: Ints = np.ascontiguousarray(self.tables[np.asarray(plan.slots), :width])
-        cells = tables[row, positions // self.block_size] * self.block_size + positions % self.block_size
-        token_ids = np.asarray(plan.token_ids, dtype=np.int32)
-        return Batch(
-            token_ids, positions, cells.astype(np.int32), starts, stops, tables, self.block_size, len(self.tables)
-        )
+        return lay_out(plan.token_ids, plan.starts, plan.stops, tables, self.block_size, len(self.tables))

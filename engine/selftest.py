@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.attention import KEY_CHUNK, Tiling, paged_attention, plan_walk
-from engine.batch import Batch, Decoder, Ints
+from engine.batch import Decoder, lay_out
 from engine.errors import NumericsError
 from engine.kv_store import KVStore
 from engine.model import Model
@@ -125,19 +124,11 @@ def check_decoder(decoder: Decoder) -> None:
 
     def last_logits(*rows: tuple[int, int, int], store: KVStore) -> Tensor:
         """Of the last row. rows: (first block, start, stop), each computing that part of the text."""
-        names = [(block, at) for block, start, stop in rows for at in range(start, stop)]
-        blocks = -(-max(stop for _, _, stop in rows) // block_size)
-        tables = [range(block, block + blocks) for block, _, _ in rows]
-        batch = Batch(
-            token_ids=_int32([text[at] for _, at in names]),
-            positions=_int32([at for _, at in names]),
-            cells=_int32([block * block_size + at for block, at in names]),
-            starts=_int32([start for _, start, _ in rows]),
-            stops=_int32([stop for _, _, stop in rows]),
-            tables=_int32(tables),
-            block_size=block_size,
-            slots=len(rows),
-        )
+        token_ids = [token for _, start, stop in rows for token in text[start:stop]]
+        _, starts, stops = zip(*rows, strict=True)
+        blocks = -(-max(stops) // block_size)
+        tables = np.array([range(block, block + blocks) for block, _, _ in rows], dtype=np.int32)
+        batch = lay_out(token_ids, starts, stops, tables, block_size, slots=len(rows))
         return decoder.forward(batch, store)[-1].clone()
 
     def store() -> KVStore:
@@ -163,10 +154,6 @@ def check_decoder(decoder: Decoder) -> None:
                 f"numerics self-test: {way} gives other bits than decoding alone ({decoder.numerics}, {decoder.dtype} "
                 f"on {decoder.device}), so texts could not be proved identical here; kernels = 'torch' may do"
             )
-
-
-def _int32(values: Sequence[Any]) -> Ints:
-    return np.array(values, dtype=np.int32)
 
 
 def _values(model: Model, rows: int, columns: int) -> Tensor:

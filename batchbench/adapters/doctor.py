@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from batchbench.adapters.own import load_model, resolve_device
 from batchbench.environment import load_average, machine, versions
 from batchbench.scenario import EngineSettings
-from engine.batch import Batch, Decoder
+from engine.batch import Decoder, lay_out
 from engine.checkpoint import assemble, tensor_shapes
 from engine.config import ModelConfig
 from engine.cpu_kernels import compiler_version, load_kernels
@@ -158,6 +158,6 @@ def _wide_model(dtype: str) -> Model:
 
 def _prefill(decoder: Decoder) -> Callable[[], object]:
     """One forward of one request; its attention is not counted as operations."""
-    at = np.arange(_ROWS, dtype=np.int32)
-    batch = Batch(at % _WIDE.vocab_size, at, at, at[:1], at[-1:] + 1, at[:1, None], block_size=_ROWS, slots=1)
+    tables = np.zeros((1, 1), dtype=np.int32)
+    batch = lay_out(np.arange(_ROWS) % _WIDE.vocab_size, [0], [_ROWS], tables, block_size=_ROWS, slots=1)
     return partial(decoder.forward, batch, KVStore(_WIDE, 1, _ROWS, decoder.dtype, decoder.device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.batch import Batch
+from engine.batch import lay_out
 from engine.config import SchedulerConfig
 from engine.core import Engine
 from engine.kv_store import KVStore
@@ -67,25 +67,15 @@ def assert_same_in_chunks(model, text, want, sizes=(1, 7, 32, 40)):
     """The text forwarded in pieces of each size; its logits at the end of every piece that `want` knows."""
     blocks = -(-len(text) // BLOCK)
     table = np.arange(blocks, dtype=np.int32)[::-1].copy()  # not in the order of the pool
-    at = np.arange(len(text), dtype=np.int32)
     for size in sizes:
         store = KVStore(model.config, blocks, BLOCK, model.dtype, model.device)
         got = {}
         for start in range(0, len(text), size):
-            piece = at[start : start + size]
-            batch = Batch(
-                token_ids=np.array(text, dtype=np.int32)[piece],
-                positions=piece,
-                cells=(table[piece // BLOCK] * BLOCK + piece % BLOCK).astype(np.int32),
-                starts=piece[:1],
-                stops=piece[-1:] + 1,
-                tables=table[None],
-                block_size=BLOCK,
-                slots=2,
-            )
+            stop = min(start + size, len(text))
+            batch = lay_out(text[start:stop], [start], [stop], table[None], BLOCK, slots=2)
             logits = model.forward(batch, store)[0].clone()
-            if piece[-1] + 1 in want:
-                got[int(piece[-1]) + 1] = logits
+            if stop in want:
+                got[stop] = logits
         assert_same_bits(got, want, f"in pieces of {size}")
 
 
