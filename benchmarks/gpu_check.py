@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.batch import Batch, Decoder
+from engine.batch import Batch, Decoder, lay_out
 from engine.checkpoint import assemble, tensor_shapes
 from engine.config import ModelConfig, SchedulerConfig
 from engine.core import Engine
@@ -255,11 +255,9 @@ def forward_speed(bench: Bench) -> Json:
 def even_batch(rows: int, start: int, stop: int) -> Batch:
     """Positions start..stop-1 of every row, each row's blocks in order."""
     width = -(-stop // BLOCK_SIZE)
-    row, at = (axis.reshape(-1).astype(np.int32) for axis in np.mgrid[:rows, start:stop])
     tables = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
-    cells = row * width * BLOCK_SIZE + at
-    each = np.ones(rows, dtype=np.int32)
-    return Batch(row % 250, at, cells, start * each, stop * each, tables, BLOCK_SIZE, rows)
+    token_ids = np.repeat(np.arange(rows) % 250, stop - start)
+    return lay_out(token_ids, [start] * rows, [stop] * rows, tables, BLOCK_SIZE, rows)
 
 
 def decode_figures(bench: Bench, rows: int, context: int, taken: float) -> Json:
