@@ -96,4 +96,14 @@ inline void amx_rows_by_panels(int, int, const bf16*, long, const bf16*, long, i
 
 #endif
 
+// c[rows][panels * 16] += a[rows][k] * b, on the best unit there is; `panel` elements from one panel of b to the next.
+inline void multiply(int rows, int panels, const float* a, int k, const float* b, long panel, float* c, long ldc) {
+    rows_by_panels(rows, panels, a, k, b, panel, k, c, ldc);
+}
+
+inline void multiply(int rows, int panels, const bf16* a, int k, const bf16* b, long panel, float* c, long ldc) {
+    if (amx_granted()) amx_rows_by_panels(rows, panels, a, k, b, panel, k, c, ldc);
+    else rows_by_panels(rows, panels, a, k, b, panel, k, c, ldc);
+}
+
 }  // namespace bb

@@ -6,12 +6,12 @@
 #include <cfloat>
 #include <cmath>
 
-#include "matmul.h"
+#include "amx.h"
 
 namespace bb {
 
 constexpr int KEY_CHUNK = 2 * LANES;
-constexpr int MAX_QUERIES = 48;  // rows of a tile: positions x query heads of one K/V head
+constexpr int MAX_QUERIES = 96;  // rows of a tile: positions x query heads of one K/V head
 constexpr int MAX_HEAD_DIM = 256;
 
 // One request's positions first .. first + positions - 1, one K/V head.
@@ -24,55 +24,92 @@ struct QueryTile {
     int block_size;
 };
 
-struct AttentionScratch {
-    alignas(64) float q[MAX_QUERIES * MAX_HEAD_DIM];
-    alignas(64) float k[KEY_CHUNK * MAX_HEAD_DIM];  // [2][head_dim][16]: a column per key
-    alignas(64) float v[KEY_CHUNK * MAX_HEAD_DIM];  // [head_dim / 16][32][16]: a row per key
+template <class E>
+struct AttentionScratch {  // keys and values are panels as in matmul.h
+    alignas(64) E q[MAX_QUERIES * MAX_HEAD_DIM];
+    alignas(64) E k[KEY_CHUNK * MAX_HEAD_DIM];  // [2 panels]: an output per key, summed over head_dim
+    alignas(64) E v[KEY_CHUNK * MAX_HEAD_DIM];  // [head_dim / 16 panels]: an output per dimension, summed over keys
     alignas(64) float scores[MAX_QUERIES * KEY_CHUNK];
+    alignas(64) E weights[MAX_QUERIES * KEY_CHUNK];
     alignas(64) float out[MAX_QUERIES * MAX_HEAD_DIM];
     float top[MAX_QUERIES], total[MAX_QUERIES];
 };
 
-// Brings one chunk of keys and values into panels. Dimensions beyond head_dim are zero.
-template <class E>
-inline void fetch_chunk(const QueryTile& t, const E* keys, const E* values, int from, int count, AttentionScratch& s) {
-    const E* at[KEY_CHUNK];
-    for (int j = 0; j < count; ++j) {
-        const int position = from + j;
-        const long cell = (long)t.table[position / t.block_size] * t.block_size + position % t.block_size;
-        at[j] = keys + cell * t.head_dim;
-        const E* value = values + cell * t.head_dim;
-        for (int d = 0; d < t.head_dim; d += LANES) store(s.v + (d * KEY_CHUNK + j * LANES), load_part(value + d, t.head_dim - d));
-    }
+// Keys to panels: an output per key.
+inline void pack_keys(const float* const (&at)[KEY_CHUNK], int count, int head_dim, float* to) {
     for (int panel = 0; panel < KEY_CHUNK / LANES; ++panel)
-        for (int d = 0; d < t.head_dim; d += LANES) {
+        for (int d = 0; d < head_dim; d += LANES) {
             Lanes square[LANES];
             for (int j = 0; j < LANES; ++j) {
                 const int key = panel * LANES + j;
-                square[j] = key < count ? load_part(at[key] + d, t.head_dim - d) : Lanes{};
+                square[j] = key < count ? load_part(at[key] + d, head_dim - d) : Lanes{};
             }
             transpose(square);
-            float* to = s.k + (panel * t.head_dim + d) * LANES;
-            for (int i = 0; i < LANES && d + i < t.head_dim; ++i) store(to + i * LANES, square[i]);
+            float* tile = to + (panel * head_dim + d) * LANES;
+            for (int i = 0; i < LANES && d + i < head_dim; ++i) store(tile + i * LANES, square[i]);
         }
-    for (int j = count; j < KEY_CHUNK; ++j)
-        for (int d = 0; d < t.head_dim; d += LANES) store(s.v + (d * KEY_CHUNK + j * LANES), Lanes{});
 }
 
-// Folds a row's scores into its running softmax; they become weights. Returns the factor by which
+inline void pack_keys(const bf16* const (&at)[KEY_CHUNK], int count, int head_dim, bf16* to) {  // pairs, as floats
+    const int k = padded_k(head_dim);
+    for (int panel = 0; panel < KEY_CHUNK / LANES; ++panel)
+        for (int d = 0; d < k; d += 2 * LANES) {
+            Lanes square[LANES] = {};
+            for (int j = 0; j < LANES; ++j) {
+                const int key = panel * LANES + j, left = head_dim - d;
+                if (key < count) std::memcpy(&square[j], at[key] + d, sizeof(bf16) * (left < 2 * LANES ? left : 2 * LANES));
+            }
+            transpose(square);
+            std::memcpy(to + (panel * k + d) * LANES, square, sizeof square);
+        }
+}
+
+// Values to panels: an output per dimension.
+inline void pack_values(const float* const (&at)[KEY_CHUNK], int head_dim, float* to) {
+    for (int j = 0; j < KEY_CHUNK; ++j)
+        for (int d = 0; d < head_dim; d += LANES)
+            store(to + d * KEY_CHUNK + j * LANES, at[j] ? load_part(at[j] + d, head_dim - d) : Lanes{});
+}
+
+inline void pack_values(const bf16* const (&at)[KEY_CHUNK], int head_dim, bf16* to) {
+    static constexpr bf16 nothing[MAX_HEAD_DIM] = {};
+    for (int j = 0; j < KEY_CHUNK; j += 2)
+        for (int d = 0; d < head_dim; d += LANES)
+            store_pairs(to + d * KEY_CHUNK + j * LANES, (at[j] ? at[j] : nothing) + d, (at[j + 1] ? at[j + 1] : nothing) + d,
+                        head_dim - d);
+}
+
+// Brings one chunk of keys and values into panels. Keys beyond `count` and dimensions beyond head_dim are zero.
+template <class E>
+inline void fetch_chunk(const QueryTile& t, const E* keys, const E* values, int from, int count, AttentionScratch<E>& s) {
+    const E *key_at[KEY_CHUNK] = {}, *value_at[KEY_CHUNK] = {};
+    int block = from / t.block_size, offset = from % t.block_size;
+    for (int j = 0; j < count; ++j) {
+        const long cell = (long)t.table[block] * t.block_size + offset;
+        key_at[j] = keys + cell * t.head_dim;
+        value_at[j] = values + cell * t.head_dim;
+        if (++offset == t.block_size) offset = 0, ++block;
+    }
+    pack_keys(key_at, count, t.head_dim, s.k);
+    pack_values(value_at, t.head_dim, s.v);
+}
+
+// Folds a row's scores into its running softmax and stores its weights. Returns the factor by which
 // everything summed before shrinks.
-inline float fold(float* scores, float& top, float& total) {
+template <class E>
+inline float fold(const float* scores, E* weights, float& top, float& total) {
     const Lanes a = load(scores), b = load(scores + LANES);
     const float chunk_top = largest(larger(a, b));
-    const float new_top = chunk_top > top ? chunk_top : top;
-    const Lanes wa = exponential(a - all(new_top)), wb = exponential(b - all(new_top));
-    store(scores, wa);
-    store(scores + LANES, wb);
-    float shrink[LANES];
-    store(shrink, exponential(all(top - new_top)));
-    total = total * shrink[0] + sum(wa + wb);
-    top = new_top;
-    return shrink[0];
+    float shrink = 1;
+    if (chunk_top > top) {
+        shrink = exponential(all(top - chunk_top)).r[0][0];
+        top = chunk_top;
+    }
+    const Lanes wa = exponential(a - all(top)), wb = exponential(b - all(top));
+    store(weights, wa);
+    store(weights + LANES, wb);
+    total = total * shrink + sum(wa + wb);
+    return shrink;
 }
 
 // Hides what the query at `position` must not see among keys from .. from + 31.
@@ -86,12 +123,15 @@ inline void mask(float* scores, int from, int position, int window) {
 
 // Writes [positions][group][head_dim] to `to`, rows `to_step` apart.
 template <class E, class Out>
-void attend(const QueryTile& t, const E* keys, const E* values, Out* to, long to_step, AttentionScratch& s) {
-    const int rows = t.positions * t.group, d = t.head_dim, last = t.first + t.positions - 1;
-    const int padded = (d + LANES - 1) / LANES * LANES, panels = padded / LANES;
-    for (int p = 0; p < t.positions; ++p)
-        std::memcpy(s.q + p * t.group * d, t.queries + p * t.query_step, sizeof(float) * t.group * d);
-    for (int r = 0; r < rows; ++r) s.top[r] = -FLT_MAX, s.total[r] = 0;  // finite: inf - inf is not a number
+void attend(const QueryTile& t, const E* keys, const E* values, Out* to, long to_step, AttentionScratch<E>& s) {
+    const int rows = t.positions * t.group, d = t.head_dim, last = t.first + t.positions - 1, k = stride<E>(d);
+    const int padded = round_up(d, LANES), panels = padded / LANES;
+    std::memset(s.q, 0, sizeof(E) * rows * k);
+    for (int r = 0; r < rows; ++r) {
+        const float* query = t.queries + r / t.group * t.query_step + r % t.group * d;
+        for (int i = 0; i < d; i += LANES) store_part(s.q + r * k + i, load_part(query + i, d - i), d - i);
+        s.top[r] = -FLT_MAX, s.total[r] = 0;  // finite: inf - inf is not a number
+    }
     std::memset(s.out, 0, sizeof(float) * rows * padded);
 
     const int lowest = t.window && t.first >= t.window ? t.first - t.window + 1 : 0;
@@ -99,14 +139,16 @@ void attend(const QueryTile& t, const E* keys, const E* values, Out* to, long to
         const int count = last - from + 1 < KEY_CHUNK ? last - from + 1 : KEY_CHUNK;
         fetch_chunk(t, keys, values, from, count, s);
         std::memset(s.scores, 0, sizeof(float) * rows * KEY_CHUNK);
-        rows_by_panels(rows, KEY_CHUNK / LANES, s.q, d, s.k, d * LANES, d, s.scores, KEY_CHUNK);
+        multiply(rows, KEY_CHUNK / LANES, s.q, k, s.k, (long)k * LANES, s.scores, KEY_CHUNK);
         for (int r = 0; r < rows; ++r) {
             float* scores = s.scores + r * KEY_CHUNK;
             mask(scores, from, t.first + r / t.group, t.window);
-            const float shrink = fold(scores, s.top[r], s.total[r]);
-            for (int i = 0; i < padded; i += LANES) store(s.out + r * padded + i, load(s.out + r * padded + i) * shrink);
+            const float shrink = fold(scores, s.weights + r * KEY_CHUNK, s.top[r], s.total[r]);
+            if (shrink != 1)
+                for (int i = 0; i < padded; i += LANES)
+                    store(s.out + r * padded + i, load(s.out + r * padded + i) * shrink);
         }
-        rows_by_panels(rows, panels, s.scores, KEY_CHUNK, s.v, KEY_CHUNK * LANES, KEY_CHUNK, s.out, padded);
+        multiply(rows, panels, s.weights, KEY_CHUNK, s.v, KEY_CHUNK * LANES, s.out, padded);
     }
     for (int r = 0; r < rows; ++r) {
         Out* row = to + (r / t.group) * to_step + (r % t.group) * d;

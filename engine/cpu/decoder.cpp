@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <memory>
 
-#include "amx.h"
 #include "attention.h"
 #include "team.h"
 
@@ -38,8 +37,8 @@ struct BatchPointers {
 }  // extern "C"
 
 constexpr int BLOCK_ROWS = 256;  // rows that pass through a layer's buffers at a time
+constexpr int STEP_ROWS = 64;    // rows of a product at a time
 
-inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 struct Buffer {  // grows to the largest forward and stays
     std::unique_ptr<float[]> data;
@@ -57,7 +56,7 @@ public:
         : m_(model), team_(team), scratch_(team.size()) {
         q_width_ = m_.heads * m_.head_dim;
         kv_width_ = m_.kv_heads * m_.head_dim;
-        hidden_k_ = stride(m_.hidden), q_k_ = stride(q_width_), inner_k_ = stride(m_.intermediate);
+        hidden_k_ = stride<E>(m_.hidden), q_k_ = stride<E>(q_width_), inner_k_ = stride<E>(m_.intermediate);
         qkv_.reset(new float[(size_t)BLOCK_ROWS * (q_width_ + 2 * kv_width_)]);
         normed_.reset(new E[(size_t)BLOCK_ROWS * hidden_k_]());
         attended_.reset(new E[(size_t)BLOCK_ROWS * q_k_]());
@@ -73,16 +72,13 @@ public:
     }
 
 private:
-    // Bytes of padding keep rows at the k that packed weights have; it stays zero.
-    static int stride(int k) { return std::is_same_v<E, bf16> ? padded_k(k) : k; }
-
     struct Segment {
         int request, row, count;
     };
 
     struct Scratch {
-        AttentionScratch attention;
-        alignas(64) float c[BLOCK_ROWS * MAX_PANELS * PANEL];
+        AttentionScratch<E> attention;
+        alignas(64) float c[STEP_ROWS * MAX_PANELS * PANEL];
     };
 
     void run(int seat) {
@@ -219,7 +215,7 @@ private:
     }
 
     // Attention of one block of rows: a task is a tile of one request's positions and one K/V head.
-    void share_attention(int layer, int from, AttentionScratch& scratch) {
+    void share_attention(int layer, int from, AttentionScratch<E>& scratch) {
         const int group = m_.heads / m_.kv_heads, qkv_width = q_width_ + 2 * kv_width_;
         const size_t head_cells = (size_t)b_->cells_per_head * m_.head_dim;
         const E* keys = (const E*)b_->keys + layer * m_.kv_heads * head_cells;
@@ -252,7 +248,7 @@ private:
     }
 
     // a [rows][k] times packed weights of `width` outputs; finish(row, first output, sums, panels) takes each result.
-    // Panels go to `finish` in multiples of `together`.
+    // Panels go to `finish` in multiples of `together`. Rows pass in steps, whose sums are finished while they are near.
     template <int together = 1, class Finish>
     void product(int rows, const E* a, int k, const void* packed, int width, Scratch& mine, Finish finish) {
         const int panels = round_up(width, PANEL) / PANEL, wide = panels_of(rows, panels) / together * together;
@@ -260,18 +256,13 @@ private:
         team_.share((panels + wide - 1) / wide, [&](int task) {
             const int first = task * wide, count = std::min(wide, panels - first), ldc = count * PANEL;
             const E* b = (const E*)packed + first * panel;
-            std::memset(mine.c, 0, sizeof(float) * round_up(rows, 16) * ldc);
-            multiply(rows, count, a, k, b, panel, mine.c, ldc);
-            for (int r = 0; r < rows; ++r) finish(r, first * PANEL, mine.c + (size_t)r * ldc, count);
+            for (int from = 0; from < rows; from += STEP_ROWS) {
+                const int step = std::min(STEP_ROWS, rows - from);
+                std::memset(mine.c, 0, sizeof(float) * round_up(step, 16) * ldc);
+                multiply(step, count, a + (size_t)from * k, k, b, panel, mine.c, ldc);
+                for (int r = 0; r < step; ++r) finish(from + r, first * PANEL, mine.c + (size_t)r * ldc, count);
+            }
         });
-    }
-
-    static void multiply(int rows, int panels, const float* a, int k, const float* b, long panel, float* c, long ldc) {
-        rows_by_panels(rows, panels, a, k, b, panel, k, c, ldc);
-    }
-    static void multiply(int rows, int panels, const bf16* a, int k, const bf16* b, long panel, float* c, long ldc) {
-        if (amx_granted()) amx_rows_by_panels(rows, panels, a, k, b, panel, k, c, ldc);
-        else rows_by_panels(rows, panels, a, k, b, panel, k, c, ldc);
     }
 
     const ModelPointers m_;
@@ -283,20 +274,20 @@ private:
     std::vector<std::vector<Segment>> segments_;  // per block of rows
     std::vector<int> last_;                       // batch row of each request's last position
     std::unique_ptr<float[]> qkv_;                // [BLOCK_ROWS][q | k | v]
-    std::unique_ptr<E[]> normed_, attended_, gated_;  // [BLOCK_ROWS][padded k]
+    std::unique_ptr<E[]> normed_, attended_, gated_;  // [BLOCK_ROWS][stride of k]; what pads a row stays zero
     std::vector<std::unique_ptr<Scratch>> scratch_;
 };
 
 // [rows][k] to panels, `step` panels apart; see matmul.h. Outputs beyond `rows` and k beyond `k` are zero.
 void pack(const float* from, long rows, long k, float* to, long step) {
-    for (long n = 0; n < (rows + PANEL - 1) / PANEL * PANEL; ++n)
+    for (long n = 0; n < round_up(rows, PANEL); ++n)
         for (long i = 0; i < k; ++i)
             to[n / PANEL * step * k * PANEL + i * PANEL + n % PANEL] = n < rows ? from[n * k + i] : 0.f;
 }
 
 void pack(const bf16* from, long rows, long k, bf16* to, long step) {
-    const long padded = padded_k((int)k);
-    for (long n = 0; n < (rows + PANEL - 1) / PANEL * PANEL; ++n)
+    const long padded = padded_k(k);
+    for (long n = 0; n < round_up(rows, PANEL); ++n)
         for (long i = 0; i < padded; ++i)
             to[n / PANEL * step * padded * PANEL + i / 2 * 2 * PANEL + n % PANEL * 2 + i % 2] =
                 n < rows && i < k ? from[n * k + i] : bf16{0};

@@ -116,22 +116,43 @@ inline void store_part(E* to, Lanes x, int count) {
     std::memcpy(to, part, sizeof(E) * count);
 }
 
+// Two rows of bf16, element by element side by side: 16 pairs.
+inline void store_pairs(bf16* to, const bf16* first, const bf16* second, int count) {
+    bf16 part[2][LANES] = {};
+    if (count < LANES) {
+        std::memcpy(part[0], first, sizeof(bf16) * count);
+        std::memcpy(part[1], second, sizeof(bf16) * count);
+        first = part[0], second = part[1];
+    }
+    for (int i = 0; i < REGISTERS; ++i) {
+        HalfReg a, b;
+        std::memcpy(&a, first + i * WIDTH, sizeof a);
+        std::memcpy(&b, second + i * WIDTH, sizeof b);
+        const IntReg pairs = __builtin_convertvector(a, IntReg) | (__builtin_convertvector(b, IntReg) << 16);
+        std::memcpy(to + 2 * i * WIDTH, &pairs, sizeof pairs);
+    }
+}
+
 // Lane i joins lane i + 8, then i + 4, and so on.
 template <class Join>
 inline float reduce(Lanes x, Join join) {
-    float lane[LANES];
-    store(lane, x);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; ++i) lane[i] = join(lane[i], lane[i + half]);
-    return lane[0];
+    typedef float Eight __attribute__((vector_size(32)));
+    typedef float Four __attribute__((vector_size(16)));
+    Eight eight[2];
+    std::memcpy(eight, &x, sizeof eight);
+    const Eight joined = join(eight[0], eight[1]);
+    Four four[2];
+    std::memcpy(four, &joined, sizeof four);
+    const Four last = join(four[0], four[1]);
+    return join(join(last[0], last[2]), join(last[1], last[3]));
 }
 
 inline float sum(Lanes x) {
-    return reduce(x, [](float a, float b) { return a + b; });
+    return reduce(x, [](auto a, auto b) { return a + b; });
 }
 
 inline float largest(Lanes x) {
-    return reduce(x, [](float a, float b) { return a > b ? a : b; });
+    return reduce(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // e**x within 2 units of the last place; exactly 1 at 0 and exactly 0 below -87. Range reduction and

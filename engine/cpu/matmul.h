@@ -31,7 +31,13 @@ inline int panels_of(int rows, int panels) {
 
 constexpr int PANEL = LANES, K_CHUNK = 128;
 constexpr int AHEAD = 16;  // steps of k that weights are fetched ahead
-inline int padded_k(int k) { return (k + 31) / 32 * 32; }
+
+template <class Int>
+inline Int round_up(Int n, int to) { return (n + to - 1) / to * to; }
+template <class Int>
+inline Int padded_k(Int k) { return round_up(k, 32); }
+template <class E>
+inline int stride(int k) { return sizeof(E) == 2 ? padded_k(k) : k; }  // of a row that panels of that k multiply
 
 template <int M, int V>
 inline void add_tile(const Lanes (&acc)[M][V], float* c, long ldc) {
