@@ -44,7 +44,9 @@ def choose_decoder(model: Model, *, kernels: str = "auto", numerics: str = "exac
         else:
             check_decoder(decoder)
             return decoder
-    return Model(model.config, model.weights, choose_tiles(model))
+    decoder = Model(model.config, model.weights, choose_tiles(model))
+    check_decoder(decoder)
+    return decoder
 
 
 def _native(model: Model, threads: int) -> Decoder:

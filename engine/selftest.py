@@ -152,7 +152,8 @@ def check_decoder(decoder: Decoder) -> None:
         if not torch.equal(got, want):
             raise NumericsError(
                 f"numerics self-test: {way} gives other bits than decoding alone ({decoder.numerics}, {decoder.dtype} "
-                f"on {decoder.device}), so texts could not be proved identical here; kernels = 'torch' may do"
+                f"on {decoder.device}), so texts could not be proved identical here; another choice of engine.kernels "
+                f"or engine.threads may do"
             )
 
 
