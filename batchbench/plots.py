@@ -223,8 +223,8 @@ def _one_iteration(axes: Axes, result: Result, pool_blocks: int) -> None:
         (resume, other, MID, "////", "resumed rows"),
     ):
         bars = axes.bar(names, values, bottom=bottom, color=colour, hatch=hatch, edgecolor="0.1", label=label)
-        axes.bar_label(bars, [str(int(v)) if v else "" for v in values], label_type="center", fontsize=8,
-                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+    # Above the bars: a count of three beside one of a hundred leaves no room inside.
+    axes.bar_label(bars, [f"{other[n]:.0f} + {resume[n]:.0f}" for n in range(2)], fontsize=8, padding=2)
     axes.set(title=f"iteration {chosen.iteration}, {show_blocks(pool_blocks)}", ylabel="count")
     axes.set_ylim(0, 1.3 * (other + resume).max())
     axes.grid(axis="x", visible=False)

@@ -39,7 +39,7 @@ from engine.decoders import choose_decoder
 from engine.kv_store import KVStore
 from engine.model import Model
 from engine.plan import Plan
-from engine.runner import TorchRunner
+from engine.runner import ModelRunner
 from engine.weights import tiny_model
 
 BUDGET_S = 470
@@ -268,7 +268,7 @@ def decode_figures(bench: Bench, rows: int, context: int, taken: float) -> Json:
     return {"s": taken, "tokens_per_s": rows / taken, "floor_s": floor, "of_floor": floor / taken}
 
 
-class RecordingRunner(TorchRunner):
+class RecordingRunner(ModelRunner):
     """Keeps every row's logits by (request id, position of the token they predict)."""
 
     def __init__(self, model: Decoder, config: SchedulerConfig) -> None:
@@ -367,7 +367,7 @@ def engine_speed(bench: Bench) -> Json:
     found: Json = {"numerics": model.numerics}
     for rows in bench.rows:
         config = SchedulerConfig(rows, rows * -(-(prompt + output) // BLOCK_SIZE), BLOCK_SIZE)
-        engine = Engine(config, TorchRunner(model, config))
+        engine = Engine(config, ModelRunner(model, config))
         for number in range(rows):
             draw = np.random.default_rng(number)
             engine.submit(f"r{number}", draw.integers(model.config.vocab_size, size=prompt).tolist(), output)

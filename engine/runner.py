@@ -40,7 +40,7 @@ class Runner(Protocol):
         ...
 
 
-class TorchRunner:
+class ModelRunner:
     """The real forward. Keeps one block table per slot, brought up to date by each plan.
 
     track_writes: also keep, per cell, which request and position was written there last, so that

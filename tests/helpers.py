@@ -6,18 +6,20 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
 from engine.batch import Decoder
-from engine.config import SchedulerConfig
+from engine.checkpoint import assemble, tensor_shapes
+from engine.config import ModelConfig, SchedulerConfig
 from engine.core import Engine, Output, Step
 from engine.cpu_kernels import load_kernels
 from engine.decoders import choose_decoder
 from engine.errors import KernelsUnavailable
 from engine.model import Model
 from engine.plan import Plan
-from engine.runner import RunOutput, TorchRunner
+from engine.runner import ModelRunner, RunOutput
 from engine.scheduler import Scheduler
 from engine.weights import tiny_model
 
@@ -47,6 +49,17 @@ def tiny(dtype: torch.dtype = torch.float32, kernels: str = "auto") -> Decoder:
     return _tiny(dtype, kernels, torch.get_num_threads())
 
 
+def random_model(config: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Model:
+    """Matrices of unit gain, norms around 1: any shape, no dimension needs to suit a register."""
+    draw, found = np.random.default_rng(0), tensor_shapes(config)
+
+    def tensor(name: str) -> torch.Tensor:
+        values = draw.standard_normal(found[name], np.float32)
+        return torch.from_numpy(values * found[name][1] ** -0.5 if values.ndim == 2 else 1 + 0.2 * values)
+
+    return assemble(config, found, tensor, dtype, device)
+
+
 def prompt(number: int, tokens: int) -> list[int]:
     draw = random.Random(number)
     return [draw.randrange(256) for _ in range(tokens)]
@@ -65,7 +78,7 @@ class NoRunner:
         return None
 
 
-class LogitsRunner(TorchRunner):
+class LogitsRunner(ModelRunner):
     """Keeps every row's logits by (request id, position of the token they predict)."""
 
     def __init__(self, model: Decoder, config: SchedulerConfig) -> None:

@@ -24,7 +24,7 @@ from engine.gguf_file import load_gguf, open_gguf
 from engine.gguf_tokenizer import gguf_tokenizer
 from engine.hf_folder import load_folder
 from engine.model import Model
-from engine.runner import TorchRunner
+from engine.runner import ModelRunner
 from engine.sampling import GREEDY, Sampling
 from engine.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from engine.weights import tiny_model
@@ -64,7 +64,7 @@ class OwnEngine:
         try:
             if model.device.type == "cpu" and size > (memory_bytes() or size):
                 raise MemoryError  # the system may promise more than there is, and end the process later
-            runner = TorchRunner(model, config, track_writes=audit)
+            runner = ModelRunner(model, config, track_writes=audit)
         except (RuntimeError, MemoryError):
             raise UsageError(
                 f"pool of {pool_blocks} blocks of {config.block_size}: {show_bytes(size)} of K/V could not be "

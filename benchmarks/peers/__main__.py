@@ -189,6 +189,8 @@ def main() -> None:
         run.rounds()
         if options.changes:
             run.changes()
+    except KeyboardInterrupt:
+        raise SystemExit(f"interrupted; what was measured until then is in {options.out}") from None
     finally:
         run.close()
         run.save()

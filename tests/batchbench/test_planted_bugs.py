@@ -8,7 +8,7 @@ import pytest
 
 from batchbench import build_requests, engine_factory, load_scenario, sweep_pool_sizes
 from batchbench.errors import EngineFailed, TextsDiffer
-from engine.runner import TorchRunner
+from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 
 POOLS = (48, 12)
@@ -65,13 +65,13 @@ def test_resume_off_by_one_position(monkeypatch):
 
 def test_stale_block_table(monkeypatch):
     """A slot's next request keeps the last one's blocks in its table."""
-    honest = TorchRunner._update_table
+    honest = ModelRunner._update_table
 
     def stale(self, update):
         if update.first > 0 or not self.tables[update.slot].any():
             honest(self, update)
 
-    monkeypatch.setattr(TorchRunner, "_update_table", stale)
+    monkeypatch.setattr(ModelRunner, "_update_table", stale)
     with pytest.raises(EngineFailed, match="AuditError: the block table of slot [01] is stale"):
         day34()
     with pytest.raises(TextsDiffer):
@@ -113,7 +113,7 @@ def test_lost_block_on_release(monkeypatch):
 
 def test_slot_reused_dirty(monkeypatch):
     """A slot's new owner inherits the first entry of the last owner's block table."""
-    honest = TorchRunner._update_table
+    honest = ModelRunner._update_table
 
     def dirty(self, update):
         used = self.__dict__.setdefault("used_slots", set())
@@ -123,7 +123,7 @@ def test_slot_reused_dirty(monkeypatch):
             self.tables[update.slot, 0] = inherited
         used.add(update.slot)
 
-    monkeypatch.setattr(TorchRunner, "_update_table", dirty)
+    monkeypatch.setattr(ModelRunner, "_update_table", dirty)
     with pytest.raises(EngineFailed, match="AuditError: the block table of slot 1 is stale: .* but 'r2' owns"):
         day34()
     with pytest.raises(TextsDiffer):

@@ -16,10 +16,9 @@ from engine.config import ModelConfig
 from engine.cpu_kernels import build, declare
 from engine.decoders import choose_decoder
 from engine.errors import ConfigError, KernelsUnavailable
-from engine.model import LayerWeights, Model, ModelWeights
 from engine.weights import tiny_model
 from tests.engine.claims import alone, assert_same_bits, assert_same_in_batches
-from tests.helpers import CPU, DTYPES, needs_compiler, prompt
+from tests.helpers import CPU, DTYPES, needs_compiler, prompt, random_model
 
 
 @pytest.fixture
@@ -31,36 +30,9 @@ def cache(tmp_path, monkeypatch):
     engine.cpu_kernels.load_kernels.cache_clear()
 
 
-def random_model(dtype=torch.float32, **shape):
-    """Weights of unit gain for any shape; no dimension needs to suit a register."""
+def shaped(dtype=torch.float32, **shape):
     sizes = {"vocab_size": 101, "hidden_size": 50, "layers": 2, "heads": 3, "kv_heads": 1, "head_dim": 22}
-    cfg = ModelConfig(**(sizes | {"intermediate_size": 67, "max_positions": 256} | shape))
-    draw = torch.Generator().manual_seed(0)
-
-    def matrix(rows, columns):
-        return (torch.randn(rows, columns, generator=draw) * columns**-0.5).to(dtype)
-
-    def vector(size):
-        return (1 + 0.2 * torch.randn(size, generator=draw)).to(dtype)
-
-    q, kv, hidden, inner = cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim, cfg.hidden_size, cfg.intermediate_size
-    layers = [
-        LayerWeights(
-            attention_norm=vector(hidden),
-            qkv=matrix(q + 2 * kv, hidden),
-            output=matrix(hidden, q),
-            mlp_norm=vector(hidden),
-            gate_up=matrix(2 * inner, hidden),
-            down=matrix(hidden, inner),
-            qkv_bias=vector(q + 2 * kv) if cfg.qkv_bias else None,
-            q_norm=vector(cfg.head_dim) if cfg.qk_norm else None,
-            k_norm=vector(cfg.head_dim) if cfg.qk_norm else None,
-        )
-        for _ in range(cfg.layers)
-    ]
-    embedding = matrix(cfg.vocab_size, hidden)
-    lm_head = embedding if cfg.tied_embedding else matrix(cfg.vocab_size, hidden)
-    return Model(cfg, ModelWeights(embedding, layers, vector(hidden), lm_head))
+    return random_model(ModelConfig(**(sizes | {"intermediate_size": 67, "max_positions": 256} | shape)), dtype)
 
 
 @needs_compiler
@@ -80,8 +52,8 @@ def random_model(dtype=torch.float32, **shape):
 )
 def test_awkward_shapes_agree_with_torch(shape, dtype):
     text = [token % 17 for token in prompt(0, 70)]
-    want, _ = alone(choose_decoder(random_model(dtype, **shape), kernels="torch"), text, 3)
-    got, _ = alone(choose_decoder(random_model(dtype, **shape), kernels="native"), text, 3)
+    want, _ = alone(choose_decoder(shaped(dtype, **shape), kernels="torch"), text, 3)
+    got, _ = alone(choose_decoder(shaped(dtype, **shape), kernels="native"), text, 3)
     # float32: two orders of summation. bfloat16: torch rounds the residual stream to 8 bits, native does not
     bound = 2e-5 if dtype == torch.float32 else 0.15
     torch.testing.assert_close(got[len(text)], want[len(text)], rtol=0, atol=bound)
@@ -96,13 +68,13 @@ def test_awkward_shapes_agree_with_torch(shape, dtype):
 def test_other_processors_compute_the_same(monkeypatch, flags, unit):
     """Wide and narrow builds give float32 the same bits; without fused multiply-adds it is the same function."""
     shape, prompts = {"heads": 6, "kv_heads": 2, "head_dim": 72, "hidden_size": 150}, [prompt(n, 70) for n in range(3)]
-    here = {dtype: choose_decoder(random_model(dtype, vocab_size=256, **shape)) for dtype in DTYPES}
+    here = {dtype: choose_decoder(shaped(dtype, vocab_size=256, **shape)) for dtype in DTYPES}
     if unit == "avx512" and "amx" not in here[torch.bfloat16].numerics:
         pytest.skip("this processor has no AMX to leave out")
     library = declare(ctypes.CDLL(str(build(tuple(flags.split())))))
     monkeypatch.setattr(engine.cpu_model, "load_kernels", lambda: library)
     for dtype in DTYPES:
-        model = choose_decoder(random_model(dtype, vocab_size=256, **shape), kernels="native")
+        model = choose_decoder(shaped(dtype, vocab_size=256, **shape), kernels="native")
         assert model.numerics.startswith(f"exact (native {unit}")
         (got, _), (want, _) = (alone(decoder, prompts[0], 9) for decoder in (model, here[dtype]))
         if dtype == torch.float32 and unit != "generic":
@@ -118,21 +90,19 @@ def test_shapes_beyond_the_kernels_are_refused_and_left_to_torch(shape):
     with pytest.raises(
         KernelsUnavailable, match="query heads per K/V head of .* native kernels take up to 48 of up to 256"
     ):
-        choose_decoder(random_model(**shape), kernels="native")
+        choose_decoder(shaped(**shape), kernels="native")
     with pytest.warns(UserWarning, match="torch computes instead: .*query heads"):
-        assert "torch" in choose_decoder(random_model(**shape)).numerics
+        assert "torch" in choose_decoder(shaped(**shape)).numerics
 
 
 @needs_compiler
 def test_weights_are_packed_once_and_the_originals_dropped():
-    model = random_model(layers=3)
+    model = shaped(layers=3)
     sizes = model.weights.nbytes
     native = choose_decoder(model, kernels="native")
     assert model.weights.layers == []
     assert native.matrix_bytes <= native.weight_bytes < 1.6 * sizes  # panels of 16 outputs, 50 and 67 are padded
-    model = random_model(
-        hidden_size=64, intermediate_size=128, vocab_size=128, heads=4, head_dim=16, tied_embedding=True
-    )
+    model = shaped(hidden_size=64, intermediate_size=128, vocab_size=128, heads=4, head_dim=16, tied_embedding=True)
     sizes = model.weights.nbytes
     assert choose_decoder(model, kernels="native").weight_bytes == sizes  # nothing to pad, the embedding once
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from engine.batch import Batch
-from engine.checkpoint import assemble, tensor_shapes
 from engine.config import ModelConfig
 from engine.kv_store import KVStore
-from tests.helpers import prompt
+from tests.helpers import prompt, random_model
 from tests.triton_interpreter import DEVICE, MISSING
 
 if MISSING:
@@ -27,14 +26,6 @@ TEXTS = [[token % 60 for token in prompt(n, 14)] for n in range(SLOTS)]
 # Few and equal sizes of matrices: the interpreter takes a millisecond per program.
 PLAIN = ModelConfig(60, 32, 1, 3, 1, 12, 30, 512)
 EVERY_OPTION = dataclasses.replace(PLAIN, layers=2, sliding_window=5, qkv_bias=True, qk_norm=True)
-
-
-def random_model(config, dtype):
-    draw = np.random.default_rng(0)
-    found = tensor_shapes(config)
-    tensors = {name: torch.from_numpy(draw.standard_normal(shape, np.float32)) for name, shape in found.items()}
-    tensors |= {name: 0.3 * tensor for name, tensor in tensors.items() if tensor.ndim == 2}
-    return assemble(config, found, tensors.__getitem__, dtype, DEVICE)
 
 
 def batch_of(rows, tables, block_size=BLOCK_SIZE, slots=SLOTS):
@@ -53,7 +44,7 @@ def batch_of(rows, tables, block_size=BLOCK_SIZE, slots=SLOTS):
     ids=["plain", "every option", "every option, bfloat16"],
 )
 def test_logits_equal_those_of_the_torch_forward(config, dtype):
-    model = random_model(config, dtype)
+    model = random_model(config, dtype, DEVICE)
     blocks = np.random.default_rng(0).permutation(SLOTS * 4).astype(np.int32)
     tables = blocks.reshape(SLOTS, 4)
     stores = [KVStore(model.config, SLOTS * 4, BLOCK_SIZE, model.dtype, DEVICE) for _ in range(2)]

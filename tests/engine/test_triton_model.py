@@ -18,10 +18,10 @@ from engine.errors import ConfigError, KernelsUnavailable, NumericsError
 from engine.kv_store import KVStore
 from engine.model import Model
 from engine.numerics import Tiles
-from engine.runner import TorchRunner
+from engine.runner import ModelRunner
 from engine.weights import tiny_model
 from tests.engine import claims
-from tests.helpers import CPU, DTYPES, drain
+from tests.helpers import CPU, DTYPES, drain, random_model
 from tests.triton_interpreter import DEVICE, MISSING
 
 if MISSING:
@@ -33,14 +33,14 @@ from engine import triton_model
 from engine.triton_attention import SPLIT
 from engine.triton_forward import device_batch, forward
 from engine.triton_model import TritonModel
-from tests.engine.test_triton_forward import EVERY_OPTION, PLAIN, TEXTS, batch_of, random_model
+from tests.engine.test_triton_forward import EVERY_OPTION, PLAIN, TEXTS, batch_of
 
 TABLES = np.arange(12, dtype=np.int32).reshape(3, 4)[::-1].copy()
 
 
 @pytest.fixture(scope="module")
 def decoder():
-    return TritonModel(random_model(PLAIN, torch.float32))
+    return TritonModel(random_model(PLAIN, torch.float32, DEVICE))
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def store_of(decoder, pool_blocks=12, block_size=4):
 
 
 def test_every_claim():
-    decoder = TritonModel(random_model(EVERY_OPTION, torch.bfloat16))
+    decoder = TritonModel(random_model(EVERY_OPTION, torch.bfloat16, DEVICE))
     prompts = [TEXTS[n][:length] for n, length in enumerate((6, 5, 7))]
     want, text = claims.alone(decoder, prompts[0], 4)
     claims.assert_same_in_batches(decoder, prompts, 4, want, sizes=(3,))
@@ -114,7 +114,7 @@ def test_a_graph_goes_with_its_engine(decoder):
     try:
         before = len(decoder._graphs)
         config = SchedulerConfig(2, 12, 4)
-        runner = TorchRunner(decoder, config)
+        runner = ModelRunner(decoder, config)
         one = Engine(config, runner)
         one.submit("it", TEXTS[0][:5], 3)
         steps = drain(one)
@@ -155,7 +155,7 @@ def test_greedy_takes_the_lowest_id_among_equals_and_refuses_what_is_not_finite(
 
 
 def test_it_says_what_it_is(decoder):
-    model = random_model(PLAIN, torch.float32)
+    model = random_model(PLAIN, torch.float32, DEVICE)
     assert (decoder.weight_bytes, decoder.matrix_bytes) == (model.weight_bytes, model.matrix_bytes)
     assert decoder.numerics == f"exact (triton, {len(decoder.shapes)} shapes)"
 
@@ -169,7 +169,7 @@ def test_a_processor_without_the_interpreter_is_refused(dtype, monkeypatch):
 
 def test_fast_triton_is_refused():
     with pytest.raises(ConfigError, match="numerics fast leaves the shapes to torch; kernels 'triton'"):
-        choose_decoder(random_model(PLAIN, torch.float32), kernels="triton", numerics="fast")
+        choose_decoder(random_model(PLAIN, torch.float32, DEVICE), kernels="triton", numerics="fast")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from engine.config import SchedulerConfig  # noqa: E402
 from engine.core import Engine  # noqa: E402
 from engine.decoders import choose_decoder  # noqa: E402
 from engine.hf_folder import load_folder  # noqa: E402
-from engine.runner import TorchRunner  # noqa: E402
+from engine.runner import ModelRunner  # noqa: E402
 
 BLOCK = 16
 
@@ -31,7 +31,7 @@ class Batchbench:
         engine = self.engines.get((at_most, blocks))
         if engine is None:
             config = SchedulerConfig(at_most, blocks, BLOCK)
-            engine = self.engines[at_most, blocks] = Engine(config, TorchRunner(self.model, config))
+            engine = self.engines[at_most, blocks] = Engine(config, ModelRunner(self.model, config))
         names = [str(number) for number in range(len(prompts))]
         for name, prompt in zip(names, prompts, strict=True):
             engine.submit(name, prompt, output_tokens)
