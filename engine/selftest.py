@@ -111,14 +111,19 @@ def _check_attention(model: Model, tile: int) -> None:
 
 @torch.inference_mode()
 def check_decoder(decoder: Decoder) -> None:
-    """One text through whole forwards: decoded alone, prefilled, resumed, in company, at another place of the pool.
+    """Texts through whole forwards: decoded alone, prefilled, resumed, in company, at another place of the pool.
 
-    It crosses a chunk of keys, and a request of its company is longer than a chunk more.
+    Each crosses a chunk of keys, of 32 or of 64, and a request of its company is longer than a chunk more.
     Raises NumericsError naming the first way of computing it that gives other bits.
     """
+    for chunk in (32, 64):
+        _check_text(decoder, chunk + 8, 2 * chunk + 8)
+
+
+def _check_text(decoder: Decoder, length: int, longest: int) -> None:
     cfg, block_size = decoder.config, 4
-    longest = min(2 * KEY_CHUNK + 8, cfg.max_positions)
-    length = min(KEY_CHUNK + 8, longest)
+    longest = min(longest, cfg.max_positions)
+    length = min(length, longest)
     decodes_from, width = max(1, length - 7), -(-longest // block_size)
     text = [n * 7919 % cfg.vocab_size for n in range(longest)]
 

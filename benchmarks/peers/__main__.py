@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
 
     for option, known in (("--peers", PEERS), ("--dtypes", DTYPES), ("--cases", CASES)):
         parser.add_argument(option, type=some_of(known), default=list(known), help=f"some of {','.join(known)}")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="of every measurement; 0 with --changes: those alone")
     parser.add_argument("--tries", type=int, default=3, help="measurements at most where others disturb them")
     parser.add_argument("--threads", type=int, default=2, help="threads and cores of each engine")
     parser.add_argument("--cache", type=Path, default=Path(".peers"), help="environments and weights, kept")
@@ -161,8 +161,8 @@ class Run:
                 worker.close()
 
     def close(self) -> None:
-        for worker in self.workers.values():
-            worker.close()
+        while self.workers:
+            self.workers.popitem()[1].close()
 
 
 def _processor() -> str:
@@ -185,8 +185,10 @@ def main() -> None:
         raise SystemExit(f"the weights cannot be prepared: {error}") from None
     try:
         run.install()
-        run.load()
-        run.rounds()
+        if options.rounds:
+            run.load()
+            run.rounds()
+            run.close()  # the next pools need their memory
         if options.changes:
             run.changes()
     except KeyboardInterrupt:

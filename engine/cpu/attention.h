@@ -1,5 +1,5 @@
 // Causal attention of one tile of queries over paged K/V, with a running softmax (Milakov and
-// Gimelshein, 2018) over chunks of 32 keys that start at multiples of 32. A query's chunks and the
+// Gimelshein, 2018) over chunks of keys that start at multiples of their length. A query's chunks and the
 // order within them follow from its position alone, so prefill, decode and resume give the same bits.
 #pragma once
 
@@ -10,7 +10,8 @@
 
 namespace bb {
 
-constexpr int KEY_CHUNK = 2 * LANES;
+template <class E>
+constexpr int KEY_CHUNK = (sizeof(E) == 2 ? 4 : 2) * LANES;  // the matrix unit gains from longer sums
 constexpr int MAX_QUERIES = 96;  // rows of a tile: positions x query heads of one K/V head
 constexpr int MAX_HEAD_DIM = 256;
 
@@ -27,17 +28,17 @@ struct QueryTile {
 template <class E>
 struct AttentionScratch {  // keys and values are panels as in matmul.h
     alignas(64) E q[MAX_QUERIES * MAX_HEAD_DIM];
-    alignas(64) E k[KEY_CHUNK * MAX_HEAD_DIM];  // [2 panels]: an output per key, summed over head_dim
-    alignas(64) E v[KEY_CHUNK * MAX_HEAD_DIM];  // [head_dim / 16 panels]: an output per dimension, summed over keys
-    alignas(64) float scores[MAX_QUERIES * KEY_CHUNK];
-    alignas(64) E weights[MAX_QUERIES * KEY_CHUNK];
+    alignas(64) E k[KEY_CHUNK<E> * MAX_HEAD_DIM];  // a panel per 16 keys: an output per key, summed over head_dim
+    alignas(64) E v[KEY_CHUNK<E> * MAX_HEAD_DIM];  // [head_dim / 16 panels]: an output per dimension, summed over keys
+    alignas(64) float scores[MAX_QUERIES * KEY_CHUNK<E>];
+    alignas(64) E weights[MAX_QUERIES * KEY_CHUNK<E>];
     alignas(64) float out[MAX_QUERIES * MAX_HEAD_DIM];
     float top[MAX_QUERIES], total[MAX_QUERIES];
 };
 
 // Keys to panels: an output per key.
-inline void pack_keys(const float* const (&at)[KEY_CHUNK], int count, int head_dim, float* to) {
-    for (int panel = 0; panel < KEY_CHUNK / LANES; ++panel)
+inline void pack_keys(const float* const (&at)[KEY_CHUNK<float>], int count, int head_dim, float* to) {
+    for (int panel = 0; panel < KEY_CHUNK<float> / LANES; ++panel)
         for (int d = 0; d < head_dim; d += LANES) {
             Lanes square[LANES];
             for (int j = 0; j < LANES; ++j) {
@@ -50,9 +51,9 @@ inline void pack_keys(const float* const (&at)[KEY_CHUNK], int count, int head_d
         }
 }
 
-inline void pack_keys(const bf16* const (&at)[KEY_CHUNK], int count, int head_dim, bf16* to) {  // pairs, as floats
+inline void pack_keys(const bf16* const (&at)[KEY_CHUNK<bf16>], int count, int head_dim, bf16* to) {  // pairs, as floats
     const int k = padded_k(head_dim);
-    for (int panel = 0; panel < KEY_CHUNK / LANES; ++panel)
+    for (int panel = 0; panel < KEY_CHUNK<bf16> / LANES; ++panel)
         for (int d = 0; d < k; d += 2 * LANES) {
             Lanes square[LANES] = {};
             for (int j = 0; j < LANES; ++j) {
@@ -65,24 +66,24 @@ inline void pack_keys(const bf16* const (&at)[KEY_CHUNK], int count, int head_di
 }
 
 // Values to panels: an output per dimension.
-inline void pack_values(const float* const (&at)[KEY_CHUNK], int head_dim, float* to) {
-    for (int j = 0; j < KEY_CHUNK; ++j)
+inline void pack_values(const float* const (&at)[KEY_CHUNK<float>], int head_dim, float* to) {
+    for (int j = 0; j < KEY_CHUNK<float>; ++j)
         for (int d = 0; d < head_dim; d += LANES)
-            store(to + d * KEY_CHUNK + j * LANES, at[j] ? load_part(at[j] + d, head_dim - d) : Lanes{});
+            store(to + d * KEY_CHUNK<float> + j * LANES, at[j] ? load_part(at[j] + d, head_dim - d) : Lanes{});
 }
 
-inline void pack_values(const bf16* const (&at)[KEY_CHUNK], int head_dim, bf16* to) {
+inline void pack_values(const bf16* const (&at)[KEY_CHUNK<bf16>], int head_dim, bf16* to) {
     static constexpr bf16 nothing[MAX_HEAD_DIM] = {};
-    for (int j = 0; j < KEY_CHUNK; j += 2)
+    for (int j = 0; j < KEY_CHUNK<bf16>; j += 2)
         for (int d = 0; d < head_dim; d += LANES)
-            store_pairs(to + d * KEY_CHUNK + j * LANES, (at[j] ? at[j] : nothing) + d, (at[j + 1] ? at[j + 1] : nothing) + d,
+            store_pairs(to + d * KEY_CHUNK<bf16> + j * LANES, (at[j] ? at[j] : nothing) + d, (at[j + 1] ? at[j + 1] : nothing) + d,
                         head_dim - d);
 }
 
 // Brings one chunk of keys and values into panels. Keys beyond `count` and dimensions beyond head_dim are zero.
 template <class E>
 inline void fetch_chunk(const QueryTile& t, const E* keys, const E* values, int from, int count, AttentionScratch<E>& s) {
-    const E *key_at[KEY_CHUNK] = {}, *value_at[KEY_CHUNK] = {};
+    const E *key_at[KEY_CHUNK<E>] = {}, *value_at[KEY_CHUNK<E>] = {};
     int block = from / t.block_size, offset = from % t.block_size;
     for (int j = 0; j < count; ++j) {
         const long cell = (long)t.table[block] * t.block_size + offset;
@@ -98,24 +99,30 @@ inline void fetch_chunk(const QueryTile& t, const E* keys, const E* values, int 
 // everything summed before shrinks.
 template <class E>
 inline float fold(const float* scores, E* weights, float& top, float& total) {
-    const Lanes a = load(scores), b = load(scores + LANES);
-    const float chunk_top = largest(larger(a, b));
+    constexpr int PARTS = KEY_CHUNK<E> / LANES;
+    Lanes part[PARTS], highest = load(scores);
+    for (int i = 0; i < PARTS; ++i) part[i] = load(scores + i * LANES);
+    for (int i = 1; i < PARTS; ++i) highest = larger(highest, part[i]);
+    const float chunk_top = largest(highest);
     float shrink = 1;
     if (chunk_top > top) {
         shrink = exponential(all(top - chunk_top)).r[0][0];
         top = chunk_top;
     }
-    const Lanes wa = exponential(a - all(top)), wb = exponential(b - all(top));
-    store(weights, wa);
-    store(weights + LANES, wb);
-    total = total * shrink + sum(wa + wb);
+    Lanes sums{};
+    for (int i = 0; i < PARTS; ++i) {
+        const Lanes weight = exponential(part[i] - all(top));
+        store(weights + i * LANES, weight);
+        sums = i ? sums + weight : weight;
+    }
+    total = total * shrink + sum(sums);
     return shrink;
 }
 
-// Hides what the query at `position` must not see among keys from .. from + 31.
-inline void mask(float* scores, int from, int position, int window) {
-    if (from + KEY_CHUNK - 1 <= position && (!window || from > position - window)) return;
-    for (int j = 0; j < KEY_CHUNK; ++j) {
+// Hides what the query at `position` must not see among `count` keys from `from` on.
+inline void mask(float* scores, int from, int count, int position, int window) {
+    if (from + count - 1 <= position && (!window || from > position - window)) return;
+    for (int j = 0; j < count; ++j) {
         const int key = from + j;
         if (key > position || (window && key <= position - window)) scores[j] = -INFINITY;
     }
@@ -124,6 +131,7 @@ inline void mask(float* scores, int from, int position, int window) {
 // Writes [positions][group][head_dim] to `to`, rows `to_step` apart.
 template <class E, class Out>
 void attend(const QueryTile& t, const E* keys, const E* values, Out* to, long to_step, AttentionScratch<E>& s) {
+    constexpr int CHUNK = KEY_CHUNK<E>;
     const int rows = t.positions * t.group, d = t.head_dim, last = t.first + t.positions - 1, k = stride<E>(d);
     const int padded = round_up(d, LANES), panels = padded / LANES;
     std::memset(s.q, 0, sizeof(E) * rows * k);
@@ -135,20 +143,19 @@ void attend(const QueryTile& t, const E* keys, const E* values, Out* to, long to
     std::memset(s.out, 0, sizeof(float) * rows * padded);
 
     const int lowest = t.window && t.first >= t.window ? t.first - t.window + 1 : 0;
-    for (int from = lowest / KEY_CHUNK * KEY_CHUNK; from <= last; from += KEY_CHUNK) {
-        const int count = last - from + 1 < KEY_CHUNK ? last - from + 1 : KEY_CHUNK;
+    for (int from = lowest / CHUNK * CHUNK; from <= last; from += CHUNK) {
+        const int count = last - from + 1 < CHUNK ? last - from + 1 : CHUNK;
         fetch_chunk(t, keys, values, from, count, s);
-        std::memset(s.scores, 0, sizeof(float) * rows * KEY_CHUNK);
-        multiply(rows, KEY_CHUNK / LANES, s.q, k, s.k, (long)k * LANES, s.scores, KEY_CHUNK);
+        multiply<false>(rows, CHUNK / LANES, s.q, k, s.k, (long)k * LANES, s.scores, CHUNK);
         for (int r = 0; r < rows; ++r) {
-            float* scores = s.scores + r * KEY_CHUNK;
-            mask(scores, from, t.first + r / t.group, t.window);
-            const float shrink = fold(scores, s.weights + r * KEY_CHUNK, s.top[r], s.total[r]);
+            float* scores = s.scores + r * CHUNK;
+            mask(scores, from, CHUNK, t.first + r / t.group, t.window);
+            const float shrink = fold(scores, s.weights + r * CHUNK, s.top[r], s.total[r]);
             if (shrink != 1)
                 for (int i = 0; i < padded; i += LANES)
                     store(s.out + r * padded + i, load(s.out + r * padded + i) * shrink);
         }
-        multiply(rows, panels, s.weights, KEY_CHUNK, s.v, KEY_CHUNK * LANES, s.out, padded);
+        multiply<true>(rows, panels, s.weights, CHUNK, s.v, CHUNK * LANES, s.out, padded);
     }
     for (int r = 0; r < rows; ++r) {
         Out* row = to + (r / t.group) * to_step + (r % t.group) * d;

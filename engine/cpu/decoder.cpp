@@ -248,18 +248,20 @@ private:
     }
 
     // a [rows][k] times packed weights of `width` outputs; finish(row, first output, sums, panels) takes each result.
-    // Panels go to `finish` in multiples of `together`. Rows pass in steps, whose sums are finished while they are near.
+    // A task is some panels, in multiples of `together`, and some rows: many rows are cut in two, so that the threads end
+    // together. Rows pass in steps, whose sums are finished while they are near.
     template <int together = 1, class Finish>
     void product(int rows, const E* a, int k, const void* packed, int width, Scratch& mine, Finish finish) {
         const int panels = round_up(width, PANEL) / PANEL, wide = panels_of(rows, panels) / together * together;
+        const int parts = rows >= 2 * STEP_ROWS ? 2 : 1, height = round_up((rows + parts - 1) / parts, STEP_ROWS);
         const long panel = (long)k * PANEL;
-        team_.share((panels + wide - 1) / wide, [&](int task) {
-            const int first = task * wide, count = std::min(wide, panels - first), ldc = count * PANEL;
+        team_.share((panels + wide - 1) / wide * parts, [&](int task) {
+            const int first = task / parts * wide, count = std::min(wide, panels - first), ldc = count * PANEL;
+            const int begin = task % parts * height, end = std::min(rows, begin + height);
             const E* b = (const E*)packed + first * panel;
-            for (int from = 0; from < rows; from += STEP_ROWS) {
-                const int step = std::min(STEP_ROWS, rows - from);
-                std::memset(mine.c, 0, sizeof(float) * round_up(step, 16) * ldc);
-                multiply(step, count, a + (size_t)from * k, k, b, panel, mine.c, ldc);
+            for (int from = begin; from < end; from += STEP_ROWS) {
+                const int step = std::min(STEP_ROWS, end - from);
+                multiply<false>(step, count, a + (size_t)from * k, k, b, panel, mine.c, ldc);
                 for (int r = 0; r < step; ++r) finish(from + r, first * PANEL, mine.c + (size_t)r * ldc, count);
             }
         });

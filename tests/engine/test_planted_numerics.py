@@ -126,8 +126,8 @@ def test_torch_keeps_every_claim_on_such_a_library(fickle_library, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("plant", [tile_by_row_count, unpadded_single_row])
 def test_a_product_that_follows_the_row_count(fickle_library, monkeypatch, plant, dtype):
-    plant(monkeypatch)
     model = tiny(dtype, "torch")
+    plant(monkeypatch)
     assert broken_claims(model) == set(CLAIMS)
     with pytest.raises(NumericsError, match="one prefill gives other bits than decoding alone"):
         check_decoder(model)
@@ -136,8 +136,8 @@ def test_a_product_that_follows_the_row_count(fickle_library, monkeypatch, plant
 
 def test_a_split_that_follows_the_longest_context(monkeypatch):
     """float32 alone: rounding to bfloat16 hides a difference of 1e-7 in all but one of tens of thousands of values."""
-    split_by_longest_context(monkeypatch)
     model = tiny(kernels="torch")
+    split_by_longest_context(monkeypatch)
     assert broken_claims(model) >= {"in a batch", "in pieces", "resumed"}
     with pytest.raises(NumericsError, match="gives other bits than decoding alone"):
         check_decoder(model)
@@ -162,9 +162,9 @@ SINGLE_ROW = (  # a path of its own for one row, which goes through k from its e
 )
 WALK_BY_LONGEST = (  # chunks of keys from the last to the first once the batch holds a long context
     "attention.h",
-    "for (int from = lowest / KEY_CHUNK * KEY_CHUNK; from <= last; from += KEY_CHUNK) {",
-    "for (int n = lowest / KEY_CHUNK; n <= last / KEY_CHUNK; ++n) {\n        const int from = KEY_CHUNK * "
-    "(bb_planted == 3 && bb_longest > 48 ? lowest / KEY_CHUNK + last / KEY_CHUNK - n : n);",
+    "for (int from = lowest / CHUNK * CHUNK; from <= last; from += CHUNK) {",
+    "for (int n = lowest / CHUNK; n <= last / CHUNK; ++n) {\n        const int from = CHUNK * "
+    "(bb_planted == 3 && bb_longest > 48 ? lowest / CHUNK + last / CHUNK - n : n);",
 )
 
 
