@@ -58,7 +58,13 @@ def assemble(
     check_tensors(config, found)
 
     def get(name: str) -> Tensor:
-        return read(name).to(device, dtype)
+        tensor = read(name)
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"tensor {name} is of {tensor.dtype}, expected floating point")
+        tensor = tensor.to(device, dtype)
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"tensor {name} holds values that are not finite in {dtype}")
+        return tensor
 
     embedding = get("model.embed_tokens.weight")
     layers = [_layer(config, get, f"model.layers.{index}.") for index in range(config.layers)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from engine.errors import ConfigError
@@ -52,8 +53,13 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "llama3"):
             raise ConfigError(f"rope scaling {self.kind!r} is not supported; known: linear, llama3")
-        if self.factor < 1:
+        if not 1 <= self.factor < math.inf:
             raise ConfigError(f"rope scaling factor is {self.factor}, must be at least 1")
+        if not 0 < self.low_freq_factor < self.high_freq_factor < math.inf or self.original_positions < 1:
+            raise ConfigError(
+                f"rope scaling low_freq_factor {self.low_freq_factor}, high_freq_factor {self.high_freq_factor}, "
+                f"original positions {self.original_positions}: must be above 0, the first below the second"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +86,15 @@ class ModelConfig:
     tied_embedding: bool = False  # the embedding is the output matrix too
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, must be at least 1")
+        sizes = ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate_size")
+        for name in (*sizes, "max_positions"):
+            most = 10_000 if name == "layers" else 2**31 - 1  # far beyond any model: a damaged file, not a wish
+            if not 1 <= getattr(self, name) <= most:
+                bound = "at least 1" if getattr(self, name) < 1 else f"at most {most}"
+                raise ConfigError(f"{name} is {getattr(self, name)}, must be {bound}")
+        for name in ("rope_theta", "rms_eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}, must be a number above 0")
         if self.heads % self.kv_heads:
             raise ConfigError(f"heads ({self.heads}) is not a multiple of kv_heads ({self.kv_heads})")
         if self.head_dim % 2:

@@ -50,62 +50,80 @@ def load_folder(folder: Path, dtype: torch.dtype, device: torch.device) -> Model
 
 
 def read_config(raw: dict[str, Any]) -> ModelConfig:
-    """A config.json as a ModelConfig. Raises CheckpointError for an architecture or option that is not known."""
-    names = raw.get("architectures") or ["none"]
-    if names[0] not in _FAMILIES:
-        raise CheckpointError(f"config.json: architecture {names[0]!r} is not supported; known: {', '.join(_FAMILIES)}")
+    """A config.json as a ModelConfig. Raises CheckpointError for an architecture, option or value that is not known."""
+    names = raw.get("architectures")
+    name = names[0] if isinstance(names, list) and names else "none"
+    if not isinstance(name, str) or name not in _FAMILIES:
+        raise CheckpointError(f"config.json: architecture {name!r} is not supported; known: {', '.join(_FAMILIES)}")
     if raw.get("hidden_act", "silu") != "silu":
         raise CheckpointError(f"config.json: hidden_act {raw['hidden_act']!r} is not supported; known: silu")
     for option in ("attention_bias", "mlp_bias"):
         if raw.get(option):
             raise CheckpointError(f"config.json: {option} is not supported")
+    rope = _table(raw, "rope_parameters")  # transformers 5 moved theta and scaling in here
     try:
-        heads = int(raw["num_attention_heads"])
-        rope = raw.get("rope_parameters") or {}  # transformers 5 moved theta and scaling in here
+        heads, hidden_size = _whole(raw, "num_attention_heads"), _whole(raw, "hidden_size")
         return ModelConfig(
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=int(raw["hidden_size"]),
-            layers=int(raw["num_hidden_layers"]),
+            vocab_size=_whole(raw, "vocab_size"),
+            hidden_size=hidden_size,
+            layers=_whole(raw, "num_hidden_layers"),
             heads=heads,
-            kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or raw["hidden_size"] // heads),
-            intermediate_size=int(raw["intermediate_size"]),
-            max_positions=int(raw["max_position_embeddings"]),
-            rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
-            rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            rope_scaling=_rope_scaling(raw.get("rope_scaling") or rope),
-            sliding_window=_sliding_window(raw),
-            tied_embedding=bool(raw.get("tie_word_embeddings", False)),
-            **_FAMILIES[names[0]],
+            kv_heads=_whole(raw, "num_key_value_heads", heads),
+            head_dim=_whole(raw, "head_dim", hidden_size // max(heads, 1)),
+            intermediate_size=_whole(raw, "intermediate_size"),
+            max_positions=_whole(raw, "max_position_embeddings"),
+            rope_theta=_number(raw, "rope_theta", _number(rope, "rope_theta", 10_000.0)),
+            rms_eps=_number(raw, "rms_norm_eps", 1e-6),
+            rope_scaling=_rope_scaling(_table(raw, "rope_scaling") or rope),
+            sliding_window=_sliding_window(raw, name),
+            tied_embedding=raw.get("tie_word_embeddings") is True,
+            **_FAMILIES[name],
         )
-    except KeyError as error:
-        raise CheckpointError(f"config.json: {error.args[0]} is missing") from None
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ConfigError | CheckpointError):
-            raise CheckpointError(f"config.json: {error}") from None
-        raise CheckpointError(f"config.json: a value is of the wrong type: {error}") from None
+    except ConfigError as error:
+        raise CheckpointError(f"config.json: {error}") from None
+
+
+def _value(raw: dict[str, Any], name: str, default: Any, kinds: tuple[type, ...], what: str) -> Any:
+    """A key of those types; null is as good as left out. Raises CheckpointError."""
+    value = default if raw.get(name) is None else raw[name]
+    if value is None:
+        raise CheckpointError(f"config.json: {name} is missing")
+    if type(value) not in kinds:  # not isinstance: true is no number
+        raise CheckpointError(f"config.json: {name} is {str(value)[:40]!r}, not {what}")
+    return value
+
+
+def _whole(raw: dict[str, Any], name: str, default: int | None = None) -> int:
+    return cast(int, _value(raw, name, default, (int,), "a whole number"))
+
+
+def _number(raw: dict[str, Any], name: str, default: float | None = None) -> float:
+    return float(_value(raw, name, default, (int, float), "a number"))
+
+
+def _table(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    return cast(dict[str, Any], _value(raw, name, {}, (dict,), "a table"))
 
 
 def _rope_scaling(raw: dict[str, Any]) -> RopeScaling | None:
     kind = raw.get("rope_type") or raw.get("type") or "default"
     if kind == "default":
         return None
-    known = {"factor": raw["factor"]}
+    known = {"factor": _number(raw, "factor")}
     if kind == "llama3":
-        known["low_freq_factor"] = raw["low_freq_factor"]
-        known["high_freq_factor"] = raw["high_freq_factor"]
-        known["original_positions"] = raw["original_max_position_embeddings"]
-    return RopeScaling(kind, **known)
+        known["low_freq_factor"] = _number(raw, "low_freq_factor")
+        known["high_freq_factor"] = _number(raw, "high_freq_factor")
+        known["original_positions"] = _whole(raw, "original_max_position_embeddings")
+    return RopeScaling(kind, **known)  # type: ignore[arg-type]  # whole numbers are numbers
 
 
-def _sliding_window(raw: dict[str, Any]) -> int | None:
+def _sliding_window(raw: dict[str, Any], family: str) -> int | None:
     """Mistral's window. Qwen's applies only where use_sliding_window says so, to some layers: refused then."""
-    if raw["architectures"][0].startswith("Qwen"):
+    if family.startswith("Qwen"):
         if raw.get("use_sliding_window"):
-            raise CheckpointError("use_sliding_window is not supported")
+            raise CheckpointError("config.json: use_sliding_window is not supported")
         return None
-    window = raw.get("sliding_window")
-    return None if window is None else int(window)
+    return None if raw.get("sliding_window") is None else _whole(raw, "sliding_window")
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -143,6 +143,10 @@ def _check_text(decoder: Decoder, length: int, longest: int) -> None:
     last_logits((0, 0, decodes_from), store=decoded)
     for at in range(decodes_from, length):
         want = last_logits((0, at, at + 1), store=decoded)
+    if not torch.isfinite(want).all():  # not equal to itself either
+        raise NumericsError(
+            f"numerics self-test: the model's logits are not finite in {decoder.dtype}: its weights are too large for it"
+        )
     resumed = store()
     last_logits((6, 0, length // 2), store=resumed)
     company = [(66, 0, longest), *((2 * n, 0, 1 + n % min(7, length)) for n in range(1, 32))]

@@ -162,7 +162,20 @@ def refused(folder, message):
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"attention_bias": True}, "attention_bias is not supported"),
         ({"hidden_size": "DROP"}, "hidden_size is missing"),
-        ({"hidden_size": "wide"}, "a value is of the wrong type"),
+        ({"architectures": "LlamaForCausalLM"}, "architecture 'none' is not supported"),
+        ({"architectures": [["x"]]}, r"architecture \['x'\] is not supported"),
+        ({"architectures": {"a": 1}}, "architecture 'none' is not supported"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide', not a whole number"),
+        ({"hidden_size": 48.5}, "hidden_size is '48.5', not a whole number"),
+        ({"hidden_size": float("inf")}, "hidden_size is 'inf', not a whole number"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is 'True', not a whole number"),
+        ({"num_hidden_layers": 10**9}, "layers is 1000000000, must be at most 10000"),
+        ({"num_attention_heads": 0}, "heads is 0, must be at least 1"),
+        ({"num_attention_heads": None}, "num_attention_heads is missing"),
+        ({"max_position_embeddings": 0}, "max_positions is 0, must be at least 1"),
+        ({"rms_norm_eps": float("nan")}, "rms_eps is nan, must be a number above 0"),
+        ({"rope_scaling": [4]}, r"rope_scaling is '\[4\]', not a table"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "4"}}, "factor is '4', not a number"),
         ({"num_key_value_heads": 3}, "heads .4. is not a multiple of kv_heads .3."),
         ({"num_hidden_layers": 0}, "layers is 0, must be at least 1"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported"),
@@ -182,6 +195,13 @@ def test_a_missing_and_an_extra_tensor_are_named(folder):
     rewrite_tensors(folder, lambda t: t.update({"model.layers.1.mlp.up_proj.weight": torch.zeros(80, 48)}))
     rewrite_tensors(folder, lambda t: t.update({"lora.A": torch.zeros(3, 3)}))
     refused(folder, r"tensor lora.A of shape \[3, 3\] is not part of this architecture")
+
+
+def test_weights_that_are_no_numbers_are_refused(folder):
+    rewrite_tensors(folder, lambda t: t.update({"model.norm.weight": torch.ones(48, dtype=torch.int32)}))
+    refused(folder, "tensor model.norm.weight is of torch.int32, expected floating point")
+    rewrite_tensors(folder, lambda t: t.update({"model.norm.weight": torch.full((48,), torch.nan)}))
+    refused(folder, "tensor model.norm.weight holds values that are not finite in torch.float32")
 
 
 def test_truncated_missing_and_pickled_files(folder):
