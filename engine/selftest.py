@@ -145,7 +145,7 @@ def _check_text(decoder: Decoder, length: int, longest: int) -> None:
         want = last_logits((0, at, at + 1), store=decoded)
     if not torch.isfinite(want).all():  # not equal to itself either
         raise NumericsError(
-            f"numerics self-test: the model's logits are not finite in {decoder.dtype}: its weights are too large for it"
+            f"numerics self-test: the model's logits are not finite in {decoder.dtype}: its weights are too large"
         )
     resumed = store()
     last_logits((6, 0, length // 2), store=resumed)
