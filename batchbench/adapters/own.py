@@ -20,6 +20,7 @@ from engine.batch import Decoder
 from engine.config import SchedulerConfig
 from engine.core import Engine
 from engine.decoders import choose_decoder
+from engine.errors import CheckpointError
 from engine.gguf_file import load_gguf, open_gguf
 from engine.gguf_tokenizer import gguf_tokenizer
 from engine.hf_folder import load_folder
@@ -143,7 +144,10 @@ def load_model(settings: EngineSettings, device: torch.device) -> Model:
     with translated():
         if path is None:
             return tiny_model(settings.seed, dtype, device)
-        return (load_folder if path.is_dir() else load_gguf)(path, dtype, device)
+        try:
+            return (load_folder if path.is_dir() else load_gguf)(path, dtype, device)
+        except CheckpointError as error:
+            raise CheckpointError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
 def own_tokenizer(settings: EngineSettings) -> Tokenizer:

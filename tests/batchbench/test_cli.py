@@ -437,7 +437,7 @@ def test_a_checkpoint_folder_runs_and_a_damaged_one_is_refused(here):
     (here / "llama/config.json").write_text("{}")
     done = invoke("validate", path)
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert "config.json: architecture 'none' is not supported" in done.stderr
+    assert "error: llama: config.json: architecture 'none' is not supported" in done.stderr
 
 
 def test_validate_finds_the_pool_that_is_too_small(here):
