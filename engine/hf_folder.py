@@ -60,6 +60,8 @@ def read_config(raw: dict[str, Any]) -> ModelConfig:
     for option in ("attention_bias", "mlp_bias"):
         if raw.get(option):
             raise CheckpointError(f"config.json: {option} is not supported")
+    if raw.get("partial_rotary_factor") not in (None, 1):
+        raise CheckpointError(f"config.json: partial_rotary_factor {raw['partial_rotary_factor']!r} is not supported")
     rope = _table(raw, "rope_parameters")  # transformers 5 moved theta and scaling in here
     try:
         heads, hidden_size = _whole(raw, "num_attention_heads"), _whole(raw, "hidden_size")
@@ -151,7 +153,7 @@ def _json(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path}: not a JSON object")

@@ -35,7 +35,8 @@ def sample(logits: Vector, how: Sampling, uniform: float) -> int:
     logits: [vocab] float32. how: temperature above 0. Among equal logits the lowest id comes first.
     """
     logits = logits.astype(np.float64)
-    weights = np.exp((logits - logits.max()) / how.temperature)
+    with np.errstate(over="ignore"):  # next to no temperature: all but the best weigh nothing
+        weights = np.exp((logits - logits.max()) / how.temperature)
     ids = _candidates(logits, weights, how)
     ids = ids[np.argsort(-logits[ids], kind="stable")]
     if how.top_k:

@@ -161,6 +161,7 @@ def refused(folder, message):
         ({"architectures": "DROP"}, "architecture 'none' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"attention_bias": True}, "attention_bias is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"hidden_size": "DROP"}, "hidden_size is missing"),
         ({"architectures": "LlamaForCausalLM"}, "architecture 'none' is not supported"),
         ({"architectures": [["x"]]}, r"architecture \['x'\] is not supported"),
@@ -212,6 +213,8 @@ def test_truncated_missing_and_pickled_files(folder):
     refused(folder, r"no \*.safetensors file; pytorch_model.bin is a pickle, which is not read")
     (folder / "config.json").write_text("{")
     refused(folder, "config.json: not valid JSON")
+    (folder / "config.json").write_text("[" * 100_000)
+    refused(folder, "config.json: not valid JSON: maximum recursion depth")
     (folder / "config.json").unlink()
     refused(folder, "config.json: No such file or directory")
 

@@ -117,3 +117,9 @@ def test_randomness_follows_seed_request_and_position():
 def test_impossible_settings_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         Sampling(**options)
+
+
+def test_next_to_no_temperature_is_greedy_and_says_nothing(recwarn):
+    logits = np.array([0.5, 3.0, 2.999], dtype=np.float32)
+    assert {sample(logits, Sampling(temperature=1e-320), uniform) for uniform in (0.0, 0.5, 0.999)} == {1}
+    assert not recwarn.list
