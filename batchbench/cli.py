@@ -62,6 +62,10 @@ class Numerics(StrEnum):
 
 
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+TrustOption = Annotated[
+    list[str] | None,
+    typer.Option("--trust", metavar="MODULE", help="Module that the scenario's victim rule may be imported from."),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the table.")]
 
 
@@ -87,7 +91,7 @@ def sweep(
     plots: Annotated[
         Path | None, typer.Option(help="Folder for the figures; plots/NAME, or OUT/plots with --out.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="Engine to run: own.")] = "own",
+    engine: Annotated[str, typer.Option(help="Engine to run: own, or schedule (counters alone, no model).")] = "own",
     numerics: Annotated[
         Numerics | None,
         typer.Option(
@@ -99,6 +103,7 @@ def sweep(
     audit: Annotated[
         bool, typer.Option("--audit", help="Check the engine's invariants after every iteration.")
     ] = False,
+    trust: TrustOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run and its floor; run nothing.")
     ] = False,
@@ -117,7 +122,10 @@ def sweep(
         if show_text and (dry_run or output_format is Format.markdown):
             other = "--dry-run" if dry_run else "--format markdown"
             raise UsageError(f"--show-text and {other} do not go together")
+        if show_text and engine == "schedule":
+            raise UsageError("--show-text: a schedule computes no text")
         scenario = _with_numerics(load_scenario(scenario_file), numerics)
+        _refuse_untrusted(scenario, trust)
         tokenizer = _tokenizer(scenario, engine, needed=show_text)
         requests = build_requests(scenario.workload, tokenizer)
         make_engine = engine_factory(engine, scenario.engine, audit=audit)
@@ -140,12 +148,14 @@ def sweep(
 @app.command()
 def validate(
     scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (TOML).")],
-    engine: Annotated[str, typer.Option(help="Engine to check against: own.")] = "own",
+    engine: Annotated[str, typer.Option(help="Engine to check against: own, schedule.")] = "own",
+    trust: TrustOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Check a scenario on this machine, as a sweep would before it runs; print its workload's hash."""
     with _errors(debug):
         scenario = load_scenario(scenario_file)
+        _refuse_untrusted(scenario, trust)
         requests = build_requests(scenario.workload, _tokenizer(scenario, engine))
         check_sweep(requests, scenario.sweep.pools, engine_factory(engine, scenario.engine))
         print(
@@ -235,6 +245,16 @@ def _with_numerics(scenario: Scenario, numerics: Numerics | None) -> Scenario:
         return scenario
     engine = scenario.engine.model_copy(update={"numerics": numerics.value})
     return scenario.model_copy(update={"engine": engine})
+
+
+def _refuse_untrusted(scenario: Scenario, trust: Sequence[str] | None) -> None:
+    """A scenario is data: the code that it names runs only if the command line says so."""
+    module, colon, _ = (scenario.engine.victim or "").partition(":")
+    if colon and module not in (trust or ()):
+        raise UsageError(
+            f"engine.victim = {scenario.engine.victim!r} would import the module {module!r}; "
+            f"if you trust it, add --trust {module}"
+        )
 
 
 def _tokenizer(scenario: Scenario, engine: str, *, needed: bool = False) -> Tokenizer | None:

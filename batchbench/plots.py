@@ -213,8 +213,8 @@ def _one_iteration(axes: Axes, result: Result, pool_blocks: int) -> None:
         axes.set_axis_off()
         return
     chosen = max(recomputing, key=lambda row: (row.issued_tokens > row.prefill_rows, row.recomputed_tokens))
-    admissions = _records(result.pool("admissions", pool_blocks))
-    resumed = sum(a.resumed is True for a in admissions if a.iteration == chosen.iteration)
+    prefills = _records(result.pool("prefills", pool_blocks))
+    resumed = sum(p.resumed for p in prefills if p.iteration == chosen.iteration)
     resume = np.array([resumed, chosen.recomputed_tokens])
     other = np.array([chosen.issued_tokens, chosen.forward_tokens]) - resume
     names = ["rows", "positions"]

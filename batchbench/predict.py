@@ -10,12 +10,15 @@ import numpy as np
 from batchbench.protocol import RequestSpec
 
 
-def floor_iterations(requests: Sequence[RequestSpec], slots: int, block_size: int, pool_blocks: int) -> int:
+def floor_iterations(
+    requests: Sequence[RequestSpec], slots: int, block_size: int, pool_blocks: int, *, shared: bool = False
+) -> int:
     """Iterations that no schedule can undercut, evictions or not.
 
     The largest of three bounds: the longest output, since a request gets one token an iteration;
     all rows over the slots; and, since a token of a context of n positions needs ceil(n / block_size)
-    blocks while it is computed, the sum of those block-iterations over the pool.
+    blocks while it is computed, the sum of those block-iterations over the pool. The last does not bind where
+    requests may share blocks (`shared`: a prefix cache).
     """
     rows = sum(request.output_tokens for request in requests)
     block_iterations = sum(
@@ -24,7 +27,7 @@ def floor_iterations(requests: Sequence[RequestSpec], slots: int, block_size: in
         for request in requests
     )
     longest = max((request.output_tokens for request in requests), default=0)
-    return max(longest, -(-rows // slots), -(-block_iterations // pool_blocks))
+    return max(longest, -(-rows // slots), 0 if shared else -(-block_iterations // pool_blocks))
 
 
 def floor_positions(requests: Sequence[RequestSpec]) -> int:

@@ -50,6 +50,8 @@ class Sheet:
 def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
     """The headline of each pool, in the roundings that the field's texts use, and a column more if numerics is fast."""
     verdict = "identical" if len(pools) > 1 else "not compared"
+    if any(pool["text_digest"] is None for pool in pools):
+        verdict = "not computed"
     fast = ("fast",) if any(pool["numerics"] == "fast" for pool in pools) else ()
     return Sheet(
         (
@@ -88,7 +90,9 @@ def plan_rows(
     weights = engine.iteration_weight_bytes
     rows = []
     for pool_blocks in pools:
-        iterations = floor_iterations(requests, engine.slots, engine.block_size, pool_blocks)
+        iterations = floor_iterations(
+            requests, engine.slots, engine.block_size, pool_blocks, shared=bool(engine.prefix_cache)
+        )
         rows.append(
             {
                 "pool_blocks": pool_blocks,

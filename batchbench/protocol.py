@@ -30,6 +30,7 @@ class RequestSpec:
     output_tokens: int
     arrival_iteration: int = 0
     sampling: Sampling | None = None  # None: greedy
+    priority: int = 0  # of the victim rule `priority`: the highest number gives way first
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,20 @@ class Admission:
 
     request_id: str
     slot: int | None = None
-    positions: int | None = None  # computed in this iteration
-    rebuilt_tokens: int | None = None  # of these, whose K/V had been computed before
     resumed: bool | None = None
+    recovered_tokens: int | None = None  # positions of a resume that were found in the prefix cache
+    shared_tokens: int | None = None  # positions found there that others had computed
+    swapped_tokens: int | None = None  # positions copied back from the swap pool
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A row that computed part of a prompt or of a resumed context."""
+
+    request_id: str
+    positions: int
+    rebuilt_tokens: int  # of these, whose K/V had been computed before
+    resumed: bool  # the context of a request whose K/V an eviction dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +61,12 @@ class Eviction:
 
     request_id: str
     slot: int | None = None
-    cached_tokens: int | None = None  # positions whose K/V was dropped
+    cached_tokens: int | None = None  # positions whose K/V was dropped or swapped
     generated_tokens: int | None = None
     freed_blocks: int | None = None
     thrash: bool | None = None  # had not yet filled the block that its last admission bought
+    reclaim: Literal["recompute", "swap"] | None = None  # what became of its K/V
+    swap_full: bool | None = None  # it should have been swapped, but the swap pool had no room
 
 
 _COUNTS = (
@@ -63,6 +77,11 @@ _COUNTS = (
     "rebuilt_tokens",
     "padded_tokens",
     "prefill_rows",
+    "recovered_tokens",
+    "shared_tokens",
+    "swapped_out_tokens",
+    "swapped_in_tokens",
+    "copy_s",
     "running",
     "waiting",
     "free_blocks",
@@ -90,6 +109,12 @@ class IterationOutcome:
     rebuilt_tokens: int | None = None
     padded_tokens: int | None = None
     prefill_rows: int | None = None
+    recovered_tokens: int | None = None  # positions that resumes found in the prefix cache
+    shared_tokens: int | None = None  # positions found there that others had computed
+    swapped_out_tokens: int | None = None  # positions copied to the swap pool
+    swapped_in_tokens: int | None = None  # and back
+    copy_s: float | None = None  # seconds inside the engine that these copies took
+    prefills: tuple[Prefill, ...] | None = None
     admissions: tuple[Admission, ...] | None = None
     evictions: tuple[Eviction, ...] | None = None  # details of `preempted`, in the same order
     running: int | None = None  # requests, after the iteration
@@ -147,6 +172,7 @@ class EngineDescription:
 
     reports: the fields of IterationOutcome that it never leaves None.
     weight_bytes: all weights. iteration_weight_bytes: those that every iteration reads whole.
+    computes_text: false for a schedule without a model, whose token ids are all 0 and go into no table.
     numerics: `exact` if a request's bits do not depend on its company, `fast` if nothing is promised.
     numerics_detail: what computes them, in the engine's words.
     """
@@ -162,7 +188,16 @@ class EngineDescription:
     weight_bytes: int | None = None
     iteration_weight_bytes: int | None = None
     watermark_blocks: int | None = None
+    rules: str | None = None  # whose schedule
     victim: str | None = None
+    admission: str | None = None  # what an admission buys
+    admission_gate: str | None = None  # what must fit before a request is admitted
+    token_budget: int | None = None  # positions per iteration; None: no limit, or not reported
+    reclaim: str | None = None  # what becomes of a victim's K/V
+    swap_blocks: int | None = None
+    prefix_cache: bool | None = None
+    batching: str | None = None
+    computes_text: bool = True
     numerics: Literal["exact", "fast"] | None = None
     numerics_detail: str | None = None
     threads: int | None = None

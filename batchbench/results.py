@@ -166,7 +166,7 @@ def _check_rows(folder: Path, tables: Mapping[str, pa.Table], slots: int) -> Non
     ids = [name for pool, name in requests if pool == pools[0]]
     if requests != [(pool, name) for pool in pools for name in ids] or len(set(ids)) < len(ids) or not ids:
         raise ResultError(f"{folder}: damaged file: requests.parquet does not have every request once per pool")
-    for name in ("iterations", "admissions", "evictions", "texts"):
+    for name in ("iterations", "admissions", "prefills", "evictions", "texts"):
         columns = [c for c in ("pool_blocks", "request_id") if c in tables[name].column_names]
         known = set(requests) if len(columns) == 2 else {(pool,) for pool in pools}
         if set(zip(*(tables[name][c].to_pylist() for c in columns), strict=True)) - known:

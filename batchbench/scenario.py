@@ -38,6 +38,36 @@ class EngineSettings(_Frozen):
     slots: Slots = Field(description="Rows a forward can have: the most requests that run at once.")
     block_size: BlockSize = Field(16, description="Positions in a block of the KV pool.")
     watermark_blocks: Index = Field(0, description="Blocks that admission leaves free while others run.")
+    rules: Literal["batchbench", "vllm-v1", "sglang"] = Field(
+        "batchbench", description="Whose schedule (docs/preemption.md): this project's, vLLM's v1, or SGLang's."
+    )
+    victim: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+        None,
+        description="Who gives way when the pool is short: `youngest`, `oldest`, `fewest-cached`, `most-cached`, "
+        "`most-blocks-per-remaining-token`, `priority`, `fewest-output`; left out, the rules' own.",
+    )
+    token_budget: Tokens | None = Field(
+        None, description="Positions that an iteration may compute: longer prompts go in chunks; no limit if left out."
+    )
+    admission: Literal["incremental", "reserve-output", "reserve-max"] = Field(
+        "incremental",
+        description="Positions whose blocks an admission buys: those of its tokens so far, of all its output too, or "
+        "`max_tokens`.",
+    )
+    max_tokens: Tokens | None = Field(None, description="Positions that `reserve-max` reserves for each request.")
+    admission_gate: Literal["full-prompt", "first-chunk"] = Field(
+        "full-prompt", description="Under `vllm-v1`: what must fit before a request is admitted."
+    )
+    reclaim: Literal["recompute", "swap"] = Field(
+        "recompute", description="What becomes of a victim's K/V: dropped and computed again, or copied out and back."
+    )
+    swap_blocks: Index = Field(0, description="Blocks of the host pool that `swap` copies to.")
+    prefix_cache: bool = Field(
+        False, description="Full blocks of equal content at equal positions are shared, and found again by a resume."
+    )
+    batching: Literal["continuous", "static"] = Field(
+        "continuous", description="`static`: a group of requests runs to its last member before the next is admitted."
+    )
     device: str = Field("auto", description="`auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:N`.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of weights and K/V.")
     seed: Index = Field(0, description="Seed of the embedded model's weights.")
@@ -70,6 +100,10 @@ class Workload(_Frozen):
     )
     arrival_iterations: tuple[Index, ...] | None = Field(
         None, description="Iteration in which each request arrives; all at 0 if left out."
+    )
+    priorities: tuple[Index, ...] | None = Field(
+        None,
+        description="Of each request, for the victim rule `priority`: the highest number gives way; all 0 if left out.",
     )
     prompts: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
         None,
@@ -106,11 +140,10 @@ class Workload(_Frozen):
         total = sum(prompt or 0 for prompt, _ in self.request_lengths)
         if total > MAX_PROMPT_TOKENS:
             raise ValueError(f"the prompts hold {total} tokens together, more than {MAX_PROMPT_TOKENS}")
-        if self.arrival_iterations is not None and len(self.arrival_iterations) != len(self.request_lengths):
-            raise ValueError(
-                f"arrival_iterations has {len(self.arrival_iterations)} entries "
-                f"for {len(self.request_lengths)} requests"
-            )
+        for name in ("arrival_iterations", "priorities"):
+            listed = getattr(self, name)
+            if listed is not None and len(listed) != len(self.request_lengths):
+                raise ValueError(f"{name} has {len(listed)} entries for {len(self.request_lengths)} requests")
         return self
 
     @property

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 COUNT, INDEX, RATIO = pa.int64(), pa.int64(), pa.float64()
+_NAME = pa.dictionary(pa.int32(), pa.string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,13 @@ class Column:
 
 
 _UNREPORTED = "the engine does not report it"
+_NO_TEXT = "the engine computes no text"
 _EVICTIONS = "the engine does not report evictions"
 _RECOMPUTE = "the engine does not report it, unless it is known that nobody was evicted: then it is 0"
 _POOL = Column("pool_blocks", COUNT, "blocks", "size of the KV pool")
 _NUMERICS = Column(
     "numerics",
-    pa.dictionary(pa.int32(), pa.string()),
+    _NAME,
     "",
     "`exact`: a request's bits do not depend on its company; `fast`: nothing is promised",
     "the engine does not say",
@@ -41,15 +43,31 @@ POOLS = (
     _POOL,
     _NUMERICS,
     Column("pool_bytes", COUNT, "bytes", "size of the KV pool", _UNREPORTED),
+    Column("slots", COUNT, "rows", "rows that a forward can have"),
+    Column("block_size", COUNT, "positions", "positions in a block"),
+    Column("watermark_blocks", COUNT, "blocks", "blocks that admission leaves free while others run", _UNREPORTED),
+    Column("rules", _NAME, "", "whose schedule", _UNREPORTED),
+    Column("victim", _NAME, "", "who gives way when the pool is short", _UNREPORTED),
+    Column("admission", _NAME, "", "positions whose blocks an admission buys", _UNREPORTED),
+    Column("admission_gate", _NAME, "", "what must fit before a request is admitted", _UNREPORTED),
+    Column(
+        "token_budget", COUNT, "positions", "most positions of an iteration", "there is no limit, or " + _UNREPORTED
+    ),
+    Column("reclaim", _NAME, "", "what becomes of a victim's K/V", _UNREPORTED),
+    Column("swap_blocks", COUNT, "blocks", "size of the swap pool", _UNREPORTED),
+    Column("prefix_cache", pa.bool_(), "", "whether blocks of equal content are shared", _UNREPORTED),
+    Column("batching", _NAME, "", "`continuous` or `static`", _UNREPORTED),
     Column("requests", COUNT, "requests", "requests submitted"),
     Column("iterations", COUNT, "iterations", "iterations that forwarded a row"),
     Column(
         "floor_iterations",
         COUNT,
         "iterations",
-        "no schedule can need fewer: longest output, rows over slots, and block-iterations over the pool",
+        "no schedule can need fewer: longest output, rows over slots, and, unless blocks are shared, block-iterations "
+        "over the pool",
     ),
     Column("occupancy", RATIO, "1", "issued_tokens / (slots x iterations)"),
+    Column("utilization", RATIO, "1", "collected_tokens / (slots x iterations)"),
     Column("issued_tokens", COUNT, "rows", "rows forwarded"),
     Column("collected_tokens", COUNT, "tokens", "tokens that requests kept"),
     Column("waste_fraction", RATIO, "1", "1 - collected_tokens / issued_tokens"),
@@ -71,6 +89,11 @@ POOLS = (
     Column("rebuilt_tokens", COUNT, "positions", "positions whose K/V had been computed before", _RECOMPUTE),
     Column("recompute_fraction", RATIO, "1", "recomputed_tokens / forward_tokens", _RECOMPUTE),
     Column("recompute_tax", RATIO, "1", "rebuilt_tokens / forward_tokens", _RECOMPUTE),
+    Column("recovered_tokens", COUNT, "positions", "positions that resumes found in the prefix cache", _UNREPORTED),
+    Column("shared_tokens", COUNT, "positions", "positions found there that other requests had computed", _UNREPORTED),
+    Column("swapped_tokens", COUNT, "positions", "positions whose K/V was copied to the swap pool", _UNREPORTED),
+    Column("swapped_bytes", COUNT, "bytes", "copied to the swap pool and back, in whole blocks", _UNREPORTED),
+    Column("copy_s", pa.float64(), "s", "time inside the engine that these copies took", _UNREPORTED),
     Column("preemptions", COUNT, "evictions", "evictions of running requests", _EVICTIONS),
     Column("preemptions_per_request", RATIO, "evictions/request", "preemptions / requests", _EVICTIONS),
     Column("requests_preempted", COUNT, "requests", "requests evicted at least once", _EVICTIONS),
@@ -136,7 +159,7 @@ POOLS = (
     ),
     Column("engine_s", pa.float64(), "s", "time inside the engine's iterations"),
     Column("wall_s", pa.float64(), "s", "time from first submission to last token, harness included"),
-    Column("text_digest", pa.string(), "", "SHA-256 over all requests' token ids; equal in every pool"),
+    Column("text_digest", pa.string(), "", "SHA-256 over all requests' token ids; equal in every pool", _NO_TEXT),
 )
 
 REQUESTS = (
@@ -154,6 +177,8 @@ REQUESTS = (
     Column("preemptions", COUNT, "evictions", "times it was evicted", _EVICTIONS),
     Column("recomputed_tokens", COUNT, "positions", "positions of its resumed rows", _UNREPORTED),
     Column("rebuilt_tokens", COUNT, "positions", "of these, whose K/V had been computed before", _UNREPORTED),
+    Column("recovered_tokens", COUNT, "positions", "found by its resumes in the prefix cache", _UNREPORTED),
+    Column("swapped_tokens", COUNT, "positions", "copied back to it from the swap pool", _UNREPORTED),
     Column(
         "paired_latency_ratio",
         RATIO,
@@ -174,6 +199,8 @@ ITERATIONS = (
     Column("prefill_rows", COUNT, "rows", "rows that computed a prompt or a resumed context", _UNREPORTED),
     Column("recomputed_tokens", COUNT, "positions", "positions of resumed rows", _UNREPORTED),
     Column("rebuilt_tokens", COUNT, "positions", "positions whose K/V had been computed before", _UNREPORTED),
+    Column("swapped_out_tokens", COUNT, "positions", "copied to the swap pool before the forward", _UNREPORTED),
+    Column("swapped_in_tokens", COUNT, "positions", "and back", _UNREPORTED),
     Column("preemptions", COUNT, "evictions", "evictions before the forward", _EVICTIONS),
     Column("finished", COUNT, "requests", "requests that got their last token"),
     Column("running", COUNT, "requests", "running after the iteration", _UNREPORTED),
@@ -188,9 +215,20 @@ ADMISSIONS = (
     _ITERATION,
     _REQUEST,
     _SLOT,
-    Column("positions", COUNT, "positions", "computed in this iteration", _UNREPORTED),
-    Column("rebuilt_tokens", COUNT, "positions", "of these, whose K/V had been computed before", _UNREPORTED),
     Column("resumed", pa.bool_(), "", "whether it had been evicted before", _UNREPORTED),
+    Column("recovered_tokens", COUNT, "positions", "of a resume, found in the prefix cache", _UNREPORTED),
+    Column("shared_tokens", COUNT, "positions", "found there, computed by other requests", _UNREPORTED),
+    Column("swapped_tokens", COUNT, "positions", "copied back from the swap pool", _UNREPORTED),
+)
+
+PREFILLS = (
+    _POOL,
+    _NUMERICS,
+    _ITERATION,
+    _REQUEST,
+    Column("positions", COUNT, "positions", "of a prompt or a resumed context, computed in this iteration"),
+    Column("rebuilt_tokens", COUNT, "positions", "of these, whose K/V had been computed before"),
+    Column("resumed", pa.bool_(), "", "whether of a context whose K/V an eviction dropped"),
 )
 
 EVICTIONS = (
@@ -199,12 +237,22 @@ EVICTIONS = (
     _ITERATION,
     _REQUEST,
     _SLOT,
-    Column("cached_tokens", COUNT, "positions", "positions whose K/V was dropped", _UNREPORTED),
+    Column("cached_tokens", COUNT, "positions", "positions whose K/V was dropped or swapped", _UNREPORTED),
     Column("generated_tokens", COUNT, "tokens", "tokens that it had generated by then", _UNREPORTED),
     Column("freed_blocks", COUNT, "blocks", "blocks that it gave back", _UNREPORTED),
     Column("thrash", pa.bool_(), "", "had not yet filled the block its last admission bought", _UNREPORTED),
+    Column(
+        "reclaim",
+        _NAME,
+        "",
+        "what became of its K/V: `recompute` (dropped) or `swap`",
+        _UNREPORTED,
+    ),
+    Column("swap_full", pa.bool_(), "", "it should have been swapped, but the swap pool had no room", _UNREPORTED),
     Column("resumed_iteration", INDEX, "iteration", "when it was admitted again", _UNREPORTED),
-    Column("rebuilt_tokens", COUNT, "positions", "rebuilt by that resume", _UNREPORTED),
+    Column("rebuilt_tokens", COUNT, "positions", "computed again after it, up to the next eviction", _UNREPORTED),
+    Column("recovered_tokens", COUNT, "positions", "found by that resume in the prefix cache", _UNREPORTED),
+    Column("swapped_tokens", COUNT, "positions", "copied back by that resume", _UNREPORTED),
 )
 
 TEXTS = (
@@ -226,6 +274,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "requests": REQUESTS,
     "iterations": ITERATIONS,
     "admissions": ADMISSIONS,
+    "prefills": PREFILLS,
     "evictions": EVICTIONS,
     "texts": TEXTS,
 }
@@ -234,8 +283,9 @@ ABOUT = {
     "requests": "one row per pool and request",
     "iterations": "one row per pool and iteration",
     "admissions": "one row per admission, first or resumed",
+    "prefills": "one row per forwarded row that computed a prompt or a resumed context",
     "evictions": "one row per eviction",
-    "texts": "one row per pool and request",
+    "texts": "one row per pool and request; none if the engine computes no text",
 }
 
 

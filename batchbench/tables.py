@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from batchbench.predict import floor_iterations
-from batchbench.protocol import Admission, Eviction
+from batchbench.protocol import Admission, Eviction, Prefill
 from batchbench.schema import TABLES, arrow_schema
 from batchbench.timing import ContinuousTiming, mean, total
 
 Row = dict[str, Any]
+_CHOSEN = ("slots", "block_size", "watermark_blocks", "rules", "victim", "admission", "admission_gate", "token_budget",
+           "reclaim", "swap_blocks", "prefix_cache", "batching")  # fmt: skip
 Admitted = dict[str, list[tuple[int, Admission]]]  # request id -> its admissions and their iterations
 
 
@@ -45,10 +48,12 @@ def _rows(timing: ContinuousTiming, reference: ContinuousTiming | None) -> dict[
         "requests": _request_rows(timing, reference, admitted),
         "iterations": _iteration_rows(timing),
         "admissions": _admission_rows(timing),
+        "prefills": _prefill_rows(timing),
         "evictions": _eviction_rows(timing, admitted),
         "texts": (
             {"request_id": request.request_id, **dataclasses.asdict(timing.texts[request.request_id])}
             for request in timing.requests
+            if timing.engine.computes_text
         ),
     }
 
@@ -56,10 +61,14 @@ def _rows(timing: ContinuousTiming, reference: ContinuousTiming | None) -> dict[
 def _pool_row(t: ContinuousTiming, reference: ContinuousTiming | None) -> Row:
     return {
         "pool_bytes": t.engine.pool_bytes,
+        **{name: getattr(t.engine, name) for name in _CHOSEN},
         "requests": len(t.requests),
         "iterations": sum(r.outcome.issued_tokens > 0 for r in t.iterations),
-        "floor_iterations": floor_iterations(t.requests, t.engine.slots, t.engine.block_size, t.pool_blocks),
+        "floor_iterations": floor_iterations(
+            t.requests, t.engine.slots, t.engine.block_size, t.pool_blocks, shared=bool(t.engine.prefix_cache)
+        ),
         "occupancy": t.occupancy,
+        "utilization": t.utilization,
         "issued_tokens": t.issued_tokens,
         "collected_tokens": t.collected_tokens,
         "waste_fraction": t.waste_fraction,
@@ -70,6 +79,11 @@ def _pool_row(t: ContinuousTiming, reference: ContinuousTiming | None) -> Row:
         "rebuilt_tokens": t.rebuilt_tokens,
         "recompute_fraction": t.recompute_fraction,
         "recompute_tax": t.recompute_tax,
+        "recovered_tokens": t.recovered_tokens,
+        "shared_tokens": t.shared_tokens,
+        "swapped_tokens": t.swapped_tokens,
+        "swapped_bytes": t.swapped_bytes,
+        "copy_s": t.copy_s,
         "preemptions": t.preemptions,
         "preemptions_per_request": t.preemptions_per_request,
         "requests_preempted": t.requests_preempted,
@@ -91,6 +105,7 @@ def _pool_row(t: ContinuousTiming, reference: ContinuousTiming | None) -> Row:
 
 def _request_rows(t: ContinuousTiming, reference: ContinuousTiming | None, admitted: Admitted) -> Iterable[Row]:
     ratios = {} if reference is None else t.paired_latency_ratios(reference)
+    prefilled = _prefills_of(t)
     for request in t.requests:
         rid = request.request_id
         evicted_at = t.preempted_at.get(rid, ())
@@ -108,14 +123,19 @@ def _request_rows(t: ContinuousTiming, reference: ContinuousTiming | None, admit
             "preemptions": None if t.preemptions is None else len(evicted_at),
             "recomputed_tokens": None,
             "rebuilt_tokens": None,
+            "recovered_tokens": None,
+            "swapped_tokens": None,
             "paired_latency_ratio": ratios.get(rid),
         }
         if t.preemptions is not None and len(stays) == len(evicted_at) + 1:
             resumes = stays[1:]
             row["queued_iterations"] = stays[0][0] - request.arrival_iteration
             row["evicted_iterations"] = sum(at for at, _ in resumes) - sum(evicted_at)
-            row["recomputed_tokens"] = total(admission.positions for _, admission in resumes)
-            row["rebuilt_tokens"] = total(admission.rebuilt_tokens for _, admission in resumes)
+            row["recovered_tokens"] = total(admission.recovered_tokens for _, admission in resumes)
+            row["swapped_tokens"] = total(admission.swapped_tokens for _, admission in resumes)
+            own = None if prefilled is None else prefilled.get(rid, [])
+            row["recomputed_tokens"] = None if own is None else sum(p.positions for _, p in own if p.resumed)
+            row["rebuilt_tokens"] = None if own is None else sum(p.rebuilt_tokens for _, p in own)
         yield row
 
 
@@ -131,6 +151,8 @@ def _iteration_rows(t: ContinuousTiming) -> Iterable[Row]:
             "prefill_rows": outcome.prefill_rows,
             "recomputed_tokens": outcome.recomputed_tokens,
             "rebuilt_tokens": outcome.rebuilt_tokens,
+            "swapped_out_tokens": outcome.swapped_out_tokens,
+            "swapped_in_tokens": outcome.swapped_in_tokens,
             "preemptions": None if outcome.preempted is None else len(outcome.preempted),
             "finished": len(outcome.finished),
             "running": outcome.running,
@@ -146,18 +168,30 @@ def _admission_rows(t: ContinuousTiming) -> Iterable[Row]:
             yield {"iteration": record.iteration, **dataclasses.asdict(admission)}
 
 
+def _prefill_rows(t: ContinuousTiming) -> Iterable[Row]:
+    for record in t.iterations:
+        for prefill in record.outcome.prefills or ():
+            yield {"iteration": record.iteration, **dataclasses.asdict(prefill)}
+
+
 def _eviction_rows(t: ContinuousTiming, admitted: Admitted) -> Iterable[Row]:
     nth: dict[str, int] = {}
+    prefilled = _prefills_of(t)
     for record in t.iterations:
         details = record.outcome.evictions or [Eviction(rid) for rid in record.outcome.preempted or ()]
         for eviction in details:
             rid = eviction.request_id
             nth[rid] = nth.get(rid, 0) + 1
             row = {"iteration": record.iteration, **dataclasses.asdict(eviction)}
-            row["resumed_iteration"] = row["rebuilt_tokens"] = None
+            row |= dict.fromkeys(("resumed_iteration", "rebuilt_tokens", "recovered_tokens", "swapped_tokens"))
             if len(admitted.get(rid, ())) > nth[rid]:  # the first admission is followed by one resume per eviction
                 row["resumed_iteration"], resume = admitted[rid][nth[rid]]
-                row["rebuilt_tokens"] = resume.rebuilt_tokens
+                row["recovered_tokens"], row["swapped_tokens"] = resume.recovered_tokens, resume.swapped_tokens
+                if prefilled is not None:
+                    evictions = t.preempted_at[rid]
+                    until = evictions[nth[rid]] if len(evictions) > nth[rid] else math.inf
+                    own = prefilled.get(rid, [])
+                    row["rebuilt_tokens"] = sum(p.rebuilt_tokens for at, p in own if record.iteration <= at < until)
             yield row
 
 
@@ -170,3 +204,14 @@ def _admissions_of(t: ContinuousTiming) -> Admitted:
         for admission in record.outcome.admissions:
             admitted.setdefault(admission.request_id, []).append((record.iteration, admission))
     return admitted
+
+
+def _prefills_of(t: ContinuousTiming) -> dict[str, list[tuple[int, Prefill]]] | None:
+    """Every request's prefill rows and their iterations; None where the engine does not report them."""
+    found: dict[str, list[tuple[int, Prefill]]] = {}
+    for record in t.iterations:
+        if record.outcome.prefills is None:
+            return None
+        for prefill in record.outcome.prefills:
+            found.setdefault(prefill.request_id, []).append((record.iteration, prefill))
+    return found

@@ -89,6 +89,41 @@ class ContinuousTiming:
         return total(r.outcome.prefill_rows for r in self.iterations)
 
     @cached_property
+    def recovered_tokens(self) -> int | None:
+        """Positions that resumes found in the prefix cache instead of computing them again."""
+        return total(r.outcome.recovered_tokens for r in self.iterations)
+
+    @cached_property
+    def shared_tokens(self) -> int | None:
+        """Positions that requests found in the prefix cache because others had computed them."""
+        return total(r.outcome.shared_tokens for r in self.iterations)
+
+    @cached_property
+    def swapped_tokens(self) -> int | None:
+        """Positions whose K/V was copied to the swap pool."""
+        return total(r.outcome.swapped_out_tokens for r in self.iterations)
+
+    @cached_property
+    def swapped_bytes(self) -> int | None:
+        """Bytes copied to the swap pool and back, in whole blocks."""
+        moved = 0
+        for outcome in (r.outcome for r in self.iterations):
+            if outcome.evictions is None or outcome.admissions is None or self.engine.kv_bytes_per_token is None:
+                return None
+            tokens = [e.cached_tokens for e in outcome.evictions if e.reclaim == "swap"]
+            tokens += [a.swapped_tokens for a in outcome.admissions]
+            if None in tokens:
+                return None
+            moved += sum(-(-count // self.engine.block_size) for count in tokens if count)
+        return moved * self.engine.block_size * (self.engine.kv_bytes_per_token or 0)
+
+    @property
+    def copy_s(self) -> float | None:
+        """Seconds inside the engine that the swap pool's copies took."""
+        seconds = [r.outcome.copy_s for r in self.iterations]
+        return None if None in seconds else math.fsum(s for s in seconds if s is not None)
+
+    @cached_property
     def preempted_at(self) -> dict[str, tuple[int, ...]]:
         """Request id -> the iterations it was evicted in. Only requests that were."""
         at: dict[str, list[int]] = {}
@@ -130,6 +165,11 @@ class ContinuousTiming:
         """issued_tokens / (slots x iterations that forwarded a row); not a number if none did."""
         busy = sum(r.outcome.issued_tokens > 0 for r in self.iterations)
         return self.issued_tokens / (self.engine.slots * busy) if busy else math.nan
+
+    @property
+    def utilization(self) -> float:
+        """collected_tokens / (slots x iterations that forwarded a row): occupancy, less rows that gave no token."""
+        return self.occupancy * (1.0 - self.waste_fraction)
 
     @property
     def recompute_fraction(self) -> float:
@@ -239,8 +279,10 @@ class ContinuousTiming:
         return math.fsum(r.step_s for r in self.iterations)
 
     @cached_property
-    def text_digest(self) -> str:
-        """SHA-256 over every request's id and token ids, in submission order."""
+    def text_digest(self) -> str | None:
+        """SHA-256 over every request's id and token ids, in submission order; None if the engine computes no text."""
+        if not self.engine.computes_text:
+            return None
         lines = (f"{r.request_id}:{','.join(map(str, self.texts[r.request_id].token_ids))}\n" for r in self.requests)
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -251,6 +293,8 @@ class ContinuousTiming:
         Above DEGENERATE_REPETITION the texts run in circles, and two that are equal prove little: a loop survives
         much that would change other text.
         """
+        if not self.engine.computes_text:
+            return None
         long = [ids for text in self.texts.values() if len(ids := text.token_ids) >= REPETITION_TEXT]
         return median(map(repetition, long)) if long else None
 

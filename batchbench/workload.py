@@ -20,15 +20,16 @@ def build_requests(workload: Workload, tokenizer: Tokenizer | None = None) -> tu
     tokenizer: the engine's, which texts need (`adapters.engine_tokenizer`). Raises UsageError if they have none, and
     ScenarioError for prompts that cannot be read or are too short.
     """
-    arrivals = workload.arrival_iterations or (0,) * len(workload.request_lengths)
+    nought = (0,) * len(workload.request_lengths)
+    arrivals, priorities = workload.arrival_iterations or nought, workload.priorities or nought
     prompts = _random_prompts(workload) if workload.prompts is None else _texts(workload, tokenizer)
     sampling = None
     if workload.temperature:
         sampling = Sampling(workload.temperature, workload.top_k, workload.top_p, workload.sampling_seed)
     requests = tuple(
-        RequestSpec(f"r{number}", prompt, output_tokens, arrival, sampling)
-        for number, (prompt, (_, output_tokens), arrival) in enumerate(
-            zip(prompts, workload.request_lengths, arrivals, strict=True)
+        RequestSpec(f"r{number}", prompt, output_tokens, arrival, sampling, priority)
+        for number, (prompt, (_, output_tokens), arrival, priority) in enumerate(
+            zip(prompts, workload.request_lengths, arrivals, priorities, strict=True)
         )
     )
     total = sum(len(request.prompt) for request in requests)
@@ -46,6 +47,7 @@ def workload_hash(requests: tuple[RequestSpec, ...]) -> str:
             r.output_tokens,
             r.arrival_iteration,
             *(astuple(r.sampling) if r.sampling else ()),
+            *((["priority", r.priority],) if r.priority else ()),
         ]
         for r in requests
     ]

@@ -23,8 +23,7 @@ from benchmarks.promise import SMOLLM2
 from engine.batch import Batch, Decoder
 from engine.config import SchedulerConfig
 from engine.kv_store import KVStore
-from engine.plan import Plan
-from engine.runner import RunOutput
+from engine.plan import Plan, RunOutput
 from engine.scheduler import Scheduler
 
 BLOCK_SIZE, PROMPT, ITERATIONS, REPEATS = 16, 40, 256, 7

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from engine.errors import AuditError
@@ -17,29 +17,45 @@ def audit(scheduler: Scheduler, runner: RunnerState | None = None) -> None:
 
     runner: its block tables and K/V writes, if it keeps any.
     """
-    running, requests = scheduler.running, scheduler.requests.values()
-    blocks = ((r, r.blocks) for r in running)
-    _check_owned_once("block", scheduler.blocks.size, scheduler.blocks.free, blocks)
-    slots = ((r, [] if r.slot is None else [r.slot]) for r in running)
+    holders, requests = [*scheduler.running, *scheduler.spent], scheduler.requests.values()
+    _check_blocks(scheduler, holders)
+    slots = ((r, [] if r.slot is None else [r.slot]) for r in holders)
     _check_owned_once("slot", scheduler.slots.size, scheduler.slots.free, slots)
+    swapped = ((r, r.host_blocks) for r in scheduler.waiting)
+    _check_owned_once("swap block", scheduler.host.size, scheduler.host.free, swapped)
     _check_queues(scheduler)
     for request in requests:
-        if len(request.tokens) <= request.frontier:  # the newest token is never computed while it is the newest
+        if len(request.tokens) <= max(request.frontier, request.num_computed):  # the newest is not computed yet
             raise AuditError(
                 f"request {request.request_id!r} lost text: {len(request.tokens)} tokens, "
-                f"but {request.frontier} positions of it were once computed"
+                f"but {max(request.frontier, request.num_computed)} positions of it were once computed"
             )
         if request.status is Status.RUNNING:
             _check_running(scheduler, request)
-        elif request.blocks or request.slot is not None or request.num_computed:
-            raise AuditError(
-                f"{request.status.value} request {request.request_id!r} holds blocks {request.blocks}, slot "
-                f"{request.slot}, {request.num_computed} computed positions; it must hold nothing"
-            )
+        elif request not in scheduler.spent:
+            _check_idle(scheduler, request)
     if runner is not None:
-        for request in running:  # every table before any write: the table is the cause
+        for request in holders:  # every table before any write: the table is the cause
             _check_table(runner, request)
-        _check_writes(scheduler, runner)
+        # A finished member of a static batch may have had its id taken by a running one: that is the one looked at.
+        _check_writes(scheduler, runner, {r.request_id: r for r in (*scheduler.spent, *scheduler.running)})
+
+
+def _check_blocks(scheduler: Scheduler, holders: Sequence[Request]) -> None:
+    """Every block is free or owned, by as many as it counts: one, unless its content is shared."""
+    pool = scheduler.blocks
+    if not scheduler.config.prefix_cache:
+        _check_owned_once("block", pool.size, pool.free, ((r, r.blocks) for r in holders))
+    owners = Counter(block for request in holders for block in request.blocks)
+    free = Counter(pool.free)
+    for block in range(pool.size):
+        if pool.owners[block] != owners[block] or free[block] != (owners[block] == 0):
+            raise AuditError(
+                f"block {block} counts {pool.owners[block]} owners, has {owners[block]}, and is {free[block]} times "
+                "free"
+            )
+    if strangers := (owners.keys() | free.keys()) - set(range(pool.size)):
+        raise AuditError(f"block {min(strangers)} is not one of the pool's {pool.size}")
 
 
 def _check_owned_once(kind: str, size: int, free: Sequence[int], owned: Iterable[tuple[Request, list[int]]]) -> None:
@@ -49,12 +65,12 @@ def _check_owned_once(kind: str, size: int, free: Sequence[int], owned: Iterable
         for number in numbers:
             owners.setdefault(number, []).append(request.request_id)
     times_free = Counter(free)
-    for number in range(size):
+    for number in sorted(owners.keys() | times_free.keys()):  # all of these first: a block held twice loses another
         holders = owners.get(number, []) + ["the free list"] * times_free[number]
-        if not holders:
-            raise AuditError(f"{kind} {number} is lost: neither free nor owned")
         if len(holders) > 1:
             raise AuditError(f"{kind} {number} is held {len(holders)} times: by {', '.join(map(repr, holders))}")
+    if lost := set(range(size)) - owners.keys() - times_free.keys():
+        raise AuditError(f"{kind} {min(lost)} is lost: neither free nor owned")
     strangers = (owners.keys() | times_free.keys()) - set(range(size))
     if strangers:
         raise AuditError(f"{kind} {min(strangers)} is not one of the pool's {size}")
@@ -72,8 +88,8 @@ def _check_queues(scheduler: Scheduler) -> None:
             raise AuditError(f"request {misplaced[0]!r} is {state} but {where}")
         if twice := [name for name, times in queued.items() if times > 1]:
             raise AuditError(f"request {twice[0]!r} is {queued[twice[0]]} times in the {status.value} queue")
-    if scheduler.config.victim != "youngest":
-        return
+    if scheduler.config.victim_name != "youngest" or scheduler.config.rules == "sglang":
+        return  # others let the later pass the earlier, and SGLang's rules send victims to the tail
     for before, after in pairwise([*scheduler.running, *scheduler.waiting]):
         if before.arrival > after.arrival:
             raise AuditError(
@@ -83,23 +99,44 @@ def _check_queues(scheduler: Scheduler) -> None:
 
 
 def _check_running(scheduler: Scheduler, request: Request) -> None:
-    """Between iterations the newest token is sampled but not fed: one position is still to compute."""
-    name, computed, tokens = request.request_id, request.num_computed, len(request.tokens)
-    if computed != tokens - 1:
+    """Between iterations the newest token is sampled but not fed; in mid-prefill, more is to compute."""
+    config, name = scheduler.config, request.request_id
+    computed, tokens = request.num_computed, len(request.tokens)
+    if not 0 < computed < tokens or (config.whole_prefills and computed != tokens - 1):
         raise AuditError(
             f"running request {name!r} has K/V of {computed} positions for {tokens} tokens, not all but one"
         )
-    needed = scheduler.config.blocks_for(computed)
+    needed = config.blocks_for(max(computed, request.bought))
     if len(request.blocks) != needed:
         raise AuditError(
             f"running request {name!r} holds {len(request.blocks)} blocks, {computed} positions need {needed}"
         )
-    if request.capacity != needed * scheduler.config.block_size:
+    if request.capacity != needed * config.block_size:
         raise AuditError(f"running request {name!r} has capacity {request.capacity} in {needed} blocks")
-    if not request.prompt_tokens < tokens < request.length_limit:
+    if not request.prompt_tokens + config.whole_prefills <= tokens < request.length_limit:
         raise AuditError(
             f"running request {name!r} has {tokens} tokens, should be between its prompt's "
             f"{request.prompt_tokens} and its limit of {request.length_limit}"
+        )
+    if config.prefix_cache and len(request.chain) != computed // config.block_size:
+        raise AuditError(f"running request {name!r} knows {len(request.chain)} full blocks of {computed} positions")
+    for index, block in enumerate(request.blocks[: len(request.chain)]):
+        content = request.tokens[index * config.block_size : (index + 1) * config.block_size]
+        if (known := scheduler.blocks.content(block)) not in (None, tuple(content)):
+            raise AuditError(f"block {block} of {name!r} is known to hold {known}, but its text there is {content}")
+
+
+def _check_idle(scheduler: Scheduler, request: Request) -> None:
+    """A request that does not run holds nothing, but for what was swapped out."""
+    if request.blocks or request.slot is not None or request.num_computed:
+        raise AuditError(
+            f"{request.status.value} request {request.request_id!r} holds blocks {request.blocks}, slot "
+            f"{request.slot}, {request.num_computed} computed positions; it must hold nothing"
+        )
+    if len(request.host_blocks) != scheduler.config.blocks_for(request.swapped_tokens):
+        raise AuditError(
+            f"{request.status.value} request {request.request_id!r} has {request.swapped_tokens} positions swapped "
+            f"out to {len(request.host_blocks)} blocks"
         )
 
 
@@ -113,23 +150,30 @@ def _check_table(runner: RunnerState, request: Request) -> None:
         )
 
 
-def _check_writes(scheduler: Scheduler, runner: RunnerState) -> None:
+def _check_writes(scheduler: Scheduler, runner: RunnerState, holders: Mapping[str, Request]) -> None:
     """The last forward wrote into its owners' cells; each computed position is written, nothing past the text is."""
-    size = scheduler.config.block_size
-    running = {request.request_id: request for request in scheduler.running}
-    for cell, (name, position) in runner.latest.items():
-        if name in running and cell != running[name].blocks[position // size] * size + position % size:
+    size, shares = scheduler.config.block_size, scheduler.config.prefix_cache
+    for cell, (name, position, _) in runner.latest.items():
+        if name in holders and cell != holders[name].blocks[position // size] * size + position % size:
             raise AuditError(f"K/V of {name!r} at position {position} was written to cell {cell}, not its own")
     if not runner.tracks_writes:
         return
-    for name, request in running.items():
+    for name, request in holders.items():
         for position in range(request.capacity):
             cell = request.blocks[position // size] * size + position % size
             writer = runner.written.get(cell)
-            if position < request.num_computed and writer != (name, position):
-                raise AuditError(f"K/V of {name!r} at position {position} (cell {cell}) was last written by {writer}")
-            if position >= request.num_computed and writer is not None:
+            if position >= request.num_computed:
+                if writer is not None:
+                    raise AuditError(
+                        f"cell {cell} of {name!r}, beyond its {request.num_computed} computed positions, "
+                        f"was written by {tuple(writer)}"
+                    )
+            elif writer is None or writer[1:] != (position, request.tokens[position]):
                 raise AuditError(
-                    f"cell {cell} of {name!r}, beyond its {request.num_computed} computed positions, "
-                    f"was written by {writer}"
+                    f"K/V of {name!r} at position {position} (cell {cell}) was last written by "
+                    f"{writer and tuple(writer)}"
+                )
+            elif writer.request_id != name and not shares:
+                raise AuditError(
+                    f"K/V of {name!r} at position {position} (cell {cell}) was last written by {tuple(writer)}"
                 )

@@ -7,28 +7,94 @@ from dataclasses import dataclass
 
 from engine.errors import ConfigError
 
+RULES = ("batchbench", "vllm-v1", "sglang")
+GATES = ("full-prompt", "first-chunk")
+ADMISSIONS = ("incremental", "reserve-output", "reserve-max")
+RECLAIMS = ("recompute", "swap", "cheaper")
+BATCHINGS = ("continuous", "static")
+_VICTIMS = {"batchbench": "youngest", "vllm-v1": "youngest", "sglang": "fewest-output"}
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Sizes that the schedule depends on.
+    """Sizes and choices that the schedule depends on (docs/preemption.md).
 
     slots: rows a forward can have. pool_blocks: KV pool, in blocks of block_size positions.
     watermark_blocks: blocks that admission leaves free while others run.
-    victim: name of a rule in `engine.policies.VICTIM_RULES`.
+    victim: name of a rule in `engine.policies.VICTIM_RULES`, or `package.module:function`; None: the rules' own.
+    rules: whose schedule (`engine.rules`). token_budget: positions per iteration, None for no limit.
+    admission_gate: of vllm-v1, what must fit before a request is admitted. admission: positions whose blocks an
+    admission buys: those of its tokens, of all its output, or max_tokens. reclaim: what becomes of a victim's K/V.
+    swap_blocks: host pool for it. prefix_cache: full blocks of equal content at equal positions are shared.
+    batching: `static` admits a group only when the last one has ended. Raises ConfigError.
     """
 
     slots: int
     pool_blocks: int
     block_size: int
     watermark_blocks: int = 0
-    victim: str = "youngest"
+    victim: str | None = None
+    rules: str = "batchbench"
+    token_budget: int | None = None
+    admission_gate: str = "full-prompt"
+    admission: str = "incremental"
+    max_tokens: int | None = None
+    reclaim: str = "recompute"
+    swap_blocks: int = 0
+    prefix_cache: bool = False
+    batching: str = "continuous"
 
     def __post_init__(self) -> None:
-        for name in ("slots", "pool_blocks", "block_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, must be at least 1")
-        if self.watermark_blocks < 0:
-            raise ConfigError(f"watermark_blocks is {self.watermark_blocks}, must not be negative")
+        for name in ("slots", "pool_blocks", "block_size", "token_budget", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}, must be at least 1")
+        for name in ("watermark_blocks", "swap_blocks"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, must not be negative")
+        for name, known in (
+            ("rules", RULES),
+            ("admission_gate", GATES),
+            ("admission", ADMISSIONS),
+            ("reclaim", RECLAIMS),
+            ("batching", BATCHINGS),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; known: {', '.join(known)}")
+        if contradiction := self._contradiction():
+            raise ConfigError(contradiction)
+
+    def _contradiction(self) -> str | None:
+        if self.rules != "batchbench":
+            for name in ("admission", "batching"):
+                if getattr(self, name) != SchedulerConfig.__dataclass_fields__[name].default:
+                    return f"{name} = {getattr(self, name)!r} is of rules = 'batchbench'; {self.rules!r} has its own"
+        if self.rules == "sglang" and (self.token_budget or 0) % self.block_size:
+            return (
+                f"token_budget is {self.token_budget}, under rules = 'sglang' it must be a multiple of block_size "
+                f"({self.block_size}): chunks are whole pages"
+            )
+        if self.rules != "vllm-v1" and self.admission_gate != "full-prompt":
+            return f"admission_gate = {self.admission_gate!r} is of rules = 'vllm-v1', not of {self.rules!r}"
+        if (self.admission == "reserve-max") != (self.max_tokens is not None):
+            return "admission = 'reserve-max' and max_tokens, the positions that it reserves, need each other"
+        if (self.reclaim == "recompute") != (self.swap_blocks == 0):
+            return f"reclaim = {self.reclaim!r} with swap_blocks = {self.swap_blocks}: swapping needs a host pool"
+        return None
+
+    @property
+    def victim_name(self) -> str:
+        return self.victim or _VICTIMS[self.rules]
+
+    @property
+    def budget(self) -> int:
+        """Positions that an iteration may compute."""
+        return self.token_budget or self.slots + self.pool_blocks * self.block_size
+
+    @property
+    def whole_prefills(self) -> bool:
+        """Every prompt is computed in one iteration."""
+        return self.token_budget is None
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold the K/V of `tokens` positions."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from engine.audit import audit
 from engine.config import SchedulerConfig
 from engine.errors import EngineError, NoProgress
-from engine.plan import Admission, Eviction
-from engine.runner import Runner
+from engine.motions import PrefersSwap
+from engine.plan import Admission, Eviction, Prefill, Runner
 from engine.sampling import GREEDY, Sampling
 from engine.scheduler import Scheduler
 
@@ -25,6 +25,12 @@ class Step:
     prefill_rows: int  # rows that computed a prompt or a resumed context
     recomputed_tokens: int  # positions of resumed rows
     rebuilt_tokens: int  # positions whose K/V had been computed before
+    recovered_tokens: int  # positions that resumes found in the prefix cache
+    shared_tokens: int  # positions that others' work had put there
+    swapped_out_tokens: int  # positions copied to the swap pool
+    swapped_in_tokens: int  # and back
+    copy_s: float  # seconds that the copies took
+    prefills: Sequence[Prefill]
     admitted: Sequence[Admission]
     evicted: Sequence[Eviction]
     finished: Sequence[str]
@@ -43,18 +49,29 @@ class Engine:
     """Scheduler and runner, joined: decide, execute, apply.
 
     with_audit: check every invariant after every iteration (AuditError on a breach).
-    Counters are totals since construction and are never reset by an eviction.
+    prefers_swap: with reclaim = "cheaper", which victims are swapped. Counters are totals since construction and
+    are never reset by an eviction.
     """
 
-    def __init__(self, config: SchedulerConfig, runner: Runner, *, with_audit: bool = False) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        runner: Runner,
+        *,
+        with_audit: bool = False,
+        prefers_swap: PrefersSwap | None = None,
+    ) -> None:
         self.config = config
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, prefers_swap)
         self.runner = runner
         self.with_audit = with_audit
         self.issued_tokens = self.collected_tokens = 0
         self.prefill_rows = self.forward_tokens = self.padded_tokens = 0
         self.recomputed_tokens = self.rebuilt_tokens = 0
         self._gaps: dict[str, list[float]] = {}
+        # Between two tokens every rule set evicts each row once at most, and then fills what one context needs.
+        self._patience = config.slots + 2 * -(-config.pool_blocks * config.block_size // config.budget)
+        self._idle = 0  # iterations since a request got a token
         self._failed = False
 
     @property
@@ -66,10 +83,17 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self.scheduler.waiting or self.scheduler.running)
 
-    def submit(self, request_id: str, prompt: Sequence[int], output_tokens: int, sampling: Sampling = GREEDY) -> None:
+    def submit(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        output_tokens: int,
+        sampling: Sampling = GREEDY,
+        priority: int = 0,
+    ) -> None:
         """Queue a request of token ids. Raises RequestRefused; the engine is then as before."""
         self.runner.check(request_id, prompt, output_tokens)
-        self.scheduler.submit(request_id, prompt, output_tokens, sampling)
+        self.scheduler.submit(request_id, prompt, output_tokens, sampling, priority)
         self._gaps[request_id] = []
 
     def abort(self, request_id: str) -> None:
@@ -98,23 +122,38 @@ class Engine:
     def _iterate(self) -> Step:
         """Decide, execute, apply."""
         plan = self.scheduler.schedule()
-        if not plan.slots:
+        if not plan.slots and not plan.evicted:
             raise NoProgress(
                 f"no row to forward: {len(self.scheduler.waiting)} waiting, "
                 f"{len(self.scheduler.blocks)} of {self.config.pool_blocks} blocks free"
             )
         out = self.runner.execute(plan)
-        for request_id, gap in zip(plan.request_ids, out.logit_gaps, strict=True):
-            self._gaps[request_id].append(gap)
+        kept = 0
+        for request_id, keeps, gap in zip(plan.request_ids, plan.keeps, out.logit_gaps, strict=True):
+            if keeps:
+                self._gaps[request_id].append(gap)
+                kept += 1
         finished = self.scheduler.apply(plan, out.token_ids)
+        self._idle = 0 if kept else self._idle + 1
+        if self._idle > self._patience:
+            raise NoProgress(
+                f"no request got a token in {self._idle} iterations under rules {self.config.rules!r}, victim "
+                f"{self.config.victim_name!r}: what is computed is thrown away as fast"
+            )
         step = Step(
             issued_tokens=len(plan.slots),
-            collected_tokens=len(out.token_ids),
+            collected_tokens=kept,
             forward_tokens=plan.positions,
             padded_tokens=out.padded_tokens,
-            prefill_rows=len(plan.admitted),
-            recomputed_tokens=sum(a.positions for a in plan.admitted if a.resumed),
-            rebuilt_tokens=sum(a.rebuilt for a in plan.admitted),
+            prefill_rows=len(plan.prefills),
+            recomputed_tokens=sum(p.positions for p in plan.prefills if p.resumed),
+            rebuilt_tokens=sum(p.rebuilt for p in plan.prefills),
+            recovered_tokens=sum(a.recovered for a in plan.admitted),
+            shared_tokens=sum(a.shared for a in plan.admitted),
+            swapped_out_tokens=sum(e.cached_tokens for e in plan.evicted if e.swapped),
+            swapped_in_tokens=sum(a.swapped for a in plan.admitted),
+            copy_s=out.copy_s,
+            prefills=plan.prefills,
             admitted=plan.admitted,
             evicted=plan.evicted,
             finished=finished,

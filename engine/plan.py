@@ -1,22 +1,33 @@
-"""What one iteration will do, decided by the scheduler and executed by a runner: no tensor in sight."""
+"""What one iteration will do, decided by the scheduler, and what a runner makes of it: no tensor in sight."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that got a slot and blocks in this iteration."""
+    """A request that got a slot and blocks in this iteration, and what of its K/V was there already."""
 
     request_id: str
     slot: int
-    positions: int  # computed in this iteration
-    rebuilt: int  # of these, whose K/V had existed before
+    resumed: bool
+    recovered: int = 0  # positions below its frontier, found in the prefix cache
+    shared: int = 0  # positions beyond its frontier, found there: another request's work
+    swapped: int = 0  # positions copied back from the swap pool
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A row that computed part of a prompt or of a resumed context."""
+
+    request_id: str
+    positions: int
+    rebuilt: int  # of these, whose K/V had been computed before
     resumed: bool
 
 
@@ -26,10 +37,12 @@ class Eviction:
 
     request_id: str
     slot: int
-    cached_tokens: int  # positions whose K/V was dropped
+    cached_tokens: int  # positions whose K/V was dropped or swapped
     generated_tokens: int
     freed_blocks: int
     thrash: bool  # had not yet filled the block that its last admission bought
+    swapped: bool = False  # its K/V went to the swap pool
+    swap_full: bool = False  # it should have, but there was no room
 
 
 class TableUpdate(NamedTuple):
@@ -38,6 +51,15 @@ class TableUpdate(NamedTuple):
     slot: int
     first: int
     blocks: Sequence[int]
+    shared: bool = False  # they hold K/V already
+
+
+class Copy(NamedTuple):
+    """Whole blocks between the pool and the swap pool."""
+
+    out: bool  # to the swap pool
+    blocks: Sequence[int]
+    host_blocks: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +72,10 @@ class Plan:
     stops: Sequence[int]
     token_ids: Sequence[int]  # rows concatenated
     samplings: Sequence[Sampling]
+    keeps: Sequence[bool]  # whether the row's sampled token is its request's next one
+    copies: Sequence[Copy]  # to make before the forward, in this order
     table_updates: Sequence[TableUpdate]  # to apply before the forward
+    prefills: Sequence[Prefill]
     admitted: Sequence[Admission]
     evicted: Sequence[Eviction]
 
@@ -60,16 +85,61 @@ class Plan:
         return len(self.token_ids)
 
 
+class Write(NamedTuple):
+    """What was written to a cell of the K/V store."""
+
+    request_id: str
+    position: int
+    token_id: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerState:
     """What a runner keeps between iterations, for the audit.
 
-    tables: block ids per slot. written: cell -> (request id, position) last written there since
-    its block got its owner. latest: the same of the last forward alone. Both are empty if the
-    runner was not asked to track writes.
+    tables: block ids per slot. written: by cell, the last write since its block got its owner, whose content it may
+    have shared. latest: the writes of the last forward alone. Both are empty if the runner was not asked to track
+    writes.
     """
 
     tables: Sequence[Sequence[int]]
-    written: Mapping[int, tuple[str, int]]
-    latest: Mapping[int, tuple[str, int]]
+    written: Mapping[int, Write]
+    latest: Mapping[int, Write]
     tracks_writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutput:
+    token_ids: list[int]  # one per row of the plan
+    logit_gaps: list[float]  # lead of the best token over the second best in each row, in logits
+    padded_tokens: int  # batch rows that carried no position
+    copy_s: float = 0.0  # seconds that copies to and from the swap pool took
+
+
+class Runner(Protocol):
+    """Executes plans; the scheduler never sees what is behind it."""
+
+    def check(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
+        """Raise RequestRefused if the model could not run this request."""
+        ...
+
+    def execute(self, plan: Plan) -> RunOutput:
+        """Compute the plan's positions and sample one token per row."""
+        ...
+
+    def state(self) -> RunnerState | None:
+        """What the audit may look at."""
+        ...
+
+
+class NoRunner:
+    """Computes nothing: every row samples token 0. What is left is the schedule."""
+
+    def check(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
+        pass
+
+    def execute(self, plan: Plan) -> RunOutput:
+        return RunOutput([0] * len(plan.slots), [0.0] * len(plan.slots), 0)
+
+    def state(self) -> None:
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from engine.cpu_kernels import load_kernels
 from engine.decoders import choose_decoder
 from engine.errors import KernelsUnavailable
 from engine.model import Model
-from engine.plan import Plan
-from engine.runner import ModelRunner, RunOutput
+from engine.plan import NoRunner, Plan
+from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.weights import tiny_model
 
@@ -65,19 +66,6 @@ def prompt(number: int, tokens: int) -> list[int]:
     return [draw.randrange(256) for _ in range(tokens)]
 
 
-class NoRunner:
-    """Computes nothing: every row samples 0. For tests of the schedule alone."""
-
-    def check(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
-        pass
-
-    def execute(self, plan: Plan) -> RunOutput:
-        return RunOutput([0] * len(plan.slots), [1.0] * len(plan.slots), 0)
-
-    def state(self) -> None:
-        return None
-
-
 class LogitsRunner(ModelRunner):
     """Keeps every row's logits by (request id, position of the token they predict)."""
 
@@ -87,13 +75,15 @@ class LogitsRunner(ModelRunner):
 
     def logits(self, plan: Plan) -> torch.Tensor:
         logits = super().logits(plan).clone()  # valid until the next forward only
-        self.seen.update(zip(zip(plan.request_ids, plan.stops, strict=True), logits, strict=True))
+        rows = zip(plan.request_ids, plan.stops, plan.keeps, logits, strict=True)
+        self.seen.update({(name, stop): row for name, stop, keeps, row in rows if keeps})
         return logits
 
 
-def bare_engine(slots: int, pool_blocks: int, block_size: int = 4, watermark_blocks: int = 0) -> Engine:
-    """A schedule without a model, audited."""
-    return Engine(SchedulerConfig(slots, pool_blocks, block_size, watermark_blocks), NoRunner(), with_audit=True)
+def bare_engine(slots: int, pool_blocks: int, block_size: int = 4, watermark_blocks: int = 0, **choices: Any) -> Engine:
+    """A schedule without a model, audited. choices: further fields of SchedulerConfig."""
+    config = SchedulerConfig(slots, pool_blocks, block_size, watermark_blocks, **choices)
+    return Engine(config, NoRunner(), with_audit=True)
 
 
 def real_engine(
@@ -103,9 +93,10 @@ def real_engine(
     watermark_blocks: int = 0,
     dtype: torch.dtype = torch.float32,
     kernels: str = "auto",
+    **choices: Any,
 ) -> Engine:
-    """The tiny model, audited down to its K/V writes."""
-    config = SchedulerConfig(slots, pool_blocks, block_size, watermark_blocks)
+    """The tiny model, audited down to its K/V writes. choices: further fields of SchedulerConfig."""
+    config = SchedulerConfig(slots, pool_blocks, block_size, watermark_blocks, **choices)
     return Engine(config, LogitsRunner(tiny(dtype, kernels), config), with_audit=True)
 
 
@@ -123,7 +114,9 @@ def take_all(engine: Engine, ids: Sequence[str]) -> dict[str, Output]:
 
 
 def assert_whole(scheduler: Scheduler) -> None:
-    """Every block and slot is back."""
+    """Every block of either pool, and every slot, is back."""
+    assert sorted(scheduler.host.free) == list(range(scheduler.config.swap_blocks))
+    assert not any(scheduler.blocks.owners)
     assert sorted(scheduler.blocks.free) == list(range(scheduler.config.pool_blocks))
     assert sorted(scheduler.slots.free) == list(range(scheduler.config.slots))
 

@@ -8,7 +8,7 @@ from batchbench.errors import UsageError
 from batchbench.protocol import EngineFactory, Tokenizer
 from batchbench.scenario import EngineSettings
 
-ENGINES = ("own",)
+ENGINES = ("own", "schedule")
 
 
 def engine_factory(name: str, settings: EngineSettings, *, audit: bool = False) -> EngineFactory:
@@ -18,6 +18,10 @@ def engine_factory(name: str, settings: EngineSettings, *, audit: bool = False) 
     engine, model or device.
     """
     _require_known(name)
+    if name == "schedule":
+        from batchbench.adapters.schedule import ScheduleEngineFactory
+
+        return ScheduleEngineFactory(settings, audit=audit)
     from batchbench.adapters.own import OwnEngineFactory  # torch takes seconds to import
 
     return OwnEngineFactory(settings, audit=audit)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
 
-import engine.errors
+from batchbench.adapters.engine import REPORTS, EngineAdapter, schedule_config, translated
 from batchbench.environment import memory_bytes
-from batchbench.errors import EngineFailed, RequestRefused, UsageError
-from batchbench.protocol import Admission, EngineDescription, Eviction, IterationOutcome, RequestSpec, Text
+from batchbench.errors import UsageError
+from batchbench.protocol import EngineDescription
 from batchbench.scenario import EngineSettings
 from batchbench.units import show_bytes
 from engine.batch import Decoder
-from engine.config import SchedulerConfig
 from engine.core import Engine
 from engine.decoders import choose_decoder
 from engine.errors import CheckpointError
@@ -26,11 +22,8 @@ from engine.gguf_tokenizer import gguf_tokenizer
 from engine.hf_folder import load_folder
 from engine.model import Model
 from engine.runner import ModelRunner
-from engine.sampling import GREEDY, Sampling
 from engine.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from engine.weights import tiny_model
-
-_REPORTS = tuple(field.name for field in fields(IterationOutcome))
 
 
 class OwnEngineFactory:
@@ -54,14 +47,13 @@ class OwnEngineFactory:
         return OwnEngine(self.settings, self.model, pool_blocks, audit=self.audit)
 
 
-class OwnEngine:
+class OwnEngine(EngineAdapter):
     """One engine with one pool."""
 
     def __init__(self, settings: EngineSettings, model: Decoder, pool_blocks: int, *, audit: bool = False) -> None:
+        config = schedule_config(settings, pool_blocks)
         self._settings, self._model = settings, model
-        with translated():
-            config = SchedulerConfig(settings.slots, pool_blocks, settings.block_size, settings.watermark_blocks)
-        size = pool_blocks * config.block_size * _kv_bytes_per_token(model)
+        size = (pool_blocks + config.swap_blocks) * config.block_size * _kv_bytes_per_token(model)
         try:
             if model.device.type == "cpu" and size > (memory_bytes() or size):
                 raise MemoryError  # the system may promise more than there is, and end the process later
@@ -73,69 +65,25 @@ class OwnEngine:
             ) from None
         with translated():
             model.prepare(runner.store, config.slots, config.block_size)
-        self.engine = Engine(config, runner, with_audit=audit)
+            super().__init__(Engine(config, runner, with_audit=audit))
 
     def describe(self) -> EngineDescription:
-        config, model = self.engine.config, self._model
+        model = self._model
         return EngineDescription(
             engine="batchbench",
             model=self._settings.model,
             dtype=self._settings.dtype,
             device=str(model.device),
-            slots=config.slots,
-            block_size=config.block_size,
-            pool_blocks=config.pool_blocks,
             kv_bytes_per_token=_kv_bytes_per_token(model),
             weight_bytes=model.weight_bytes,
             iteration_weight_bytes=model.matrix_bytes,
-            watermark_blocks=config.watermark_blocks,
-            victim=config.victim,
             numerics=self._settings.numerics,
             numerics_detail=model.numerics,
             threads=self._settings.threads,
-            reports=_REPORTS,
+            reports=REPORTS,
             versions={"torch": torch.__version__, "python": platform.python_version()},
+            **self.schedule(),
         )
-
-    def submit(self, request: RequestSpec) -> None:
-        with translated():
-            sampling = GREEDY if request.sampling is None else Sampling(**asdict(request.sampling))
-            self.engine.submit(request.request_id, request.prompt, request.output_tokens, sampling)
-
-    @property
-    def has_work(self) -> bool:
-        return self.engine.has_work
-
-    def step(self) -> IterationOutcome:
-        with translated():
-            step = self.engine.step()
-        return IterationOutcome(
-            issued_tokens=step.issued_tokens,
-            collected_tokens=step.collected_tokens,
-            finished=tuple(step.finished),
-            preempted=tuple(event.request_id for event in step.evicted),
-            forward_tokens=step.forward_tokens,
-            recomputed_tokens=step.recomputed_tokens,
-            rebuilt_tokens=step.rebuilt_tokens,
-            padded_tokens=step.padded_tokens,
-            prefill_rows=step.prefill_rows,
-            admissions=tuple(Admission(a.request_id, a.slot, a.positions, a.rebuilt, a.resumed) for a in step.admitted),
-            evictions=tuple(
-                Eviction(e.request_id, e.slot, e.cached_tokens, e.generated_tokens, e.freed_blocks, e.thrash)
-                for e in step.evicted
-            ),
-            running=step.running,
-            waiting=step.waiting,
-            free_blocks=step.free_blocks,
-        )
-
-    def take(self, request_id: str) -> Text:
-        with translated():
-            output = self.engine.take(request_id)
-        return Text(tuple(output.token_ids), tuple(output.logit_gaps))
-
-    def close(self) -> None:
-        del self.engine  # the K/V pool is the only thing held
 
 
 def load_model(settings: EngineSettings, device: torch.device) -> Model:
@@ -185,16 +133,3 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
     return device
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """The engine's errors as the harness's."""
-    try:
-        yield
-    except engine.errors.RequestRefused as error:
-        raise RequestRefused(str(error)) from error
-    except (engine.errors.ConfigError, engine.errors.CheckpointError, engine.errors.KernelsUnavailable) as error:
-        raise UsageError(str(error)) from error
-    except (engine.errors.EngineError, RuntimeError, MemoryError) as error:  # torch raises RuntimeError
-        raise EngineFailed(f"{type(error).__name__}: {error}") from error

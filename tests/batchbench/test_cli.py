@@ -62,7 +62,7 @@ def assert_refused(done, here, message):
 def test_sweep_writes_tables_and_figures_and_says_where(here):
     done = invoke("sweep", str(DAY34))
     assert done.exit_code == 0, done.output
-    tables = ["admissions", "evictions", "iterations", "pools", "requests", "texts"]
+    tables = ["admissions", "evictions", "iterations", "pools", "prefills", "requests", "texts"]
     figures = ["pool_sweep", "rows_against_positions", "slot_timeline", "staircase"]
     assert everything_under(here) == sorted(
         [f"plots/day34/{name}.png" for name in figures]
@@ -478,14 +478,14 @@ def test_control_characters_do_not_reach_the_terminal(here):
 
 def plant(monkeypatch):
     """A bug that changes text: on eviction the last two tokens trade places."""
-    honest = Scheduler._evict
+    honest = Scheduler.evict
 
     def swap(self, victim):
         event = honest(self, victim)
         victim.tokens[-2:] = reversed(victim.tokens[-2:])
         return event
 
-    monkeypatch.setattr(Scheduler, "_evict", swap)
+    monkeypatch.setattr(Scheduler, "evict", swap)
 
 
 def test_different_texts_exit_with_4_and_leave_no_timings(here, monkeypatch):

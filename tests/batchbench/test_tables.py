@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchbench import Admission, Eviction, build_requests, engine_factory, load_scenario, sweep_pool_sizes
+from batchbench import Admission, Eviction, Prefill, build_requests, engine_factory, load_scenario, sweep_pool_sizes
 from batchbench.errors import BatchbenchError, ResultError
 from batchbench.results import ResultWriter, load_result
 from batchbench.schema import TABLES, arrow_schema
@@ -55,14 +55,14 @@ def test_files_carry_the_schema_with_units_and_meanings(tmp_path, timings, name)
         assert field.nullable == bool(column.null_when)
         assert field.metadata[b"unit"].decode() == column.unit
         assert field.metadata[b"meaning"].decode() == column.meaning
-    assert schema.metadata[b"schema_version"] == b"1"
+    assert schema.metadata[b"schema_version"] == b"2"
 
 
 def test_rows_add_up_across_tables(tables):
     for pool in tables["pools"]:
-        requests, iterations, admissions, evictions = (
+        requests, iterations, admissions, prefills, evictions = (
             [row for row in tables[name] if row["pool_blocks"] == pool["pool_blocks"]]
-            for name in ("requests", "iterations", "admissions", "evictions")
+            for name in ("requests", "iterations", "admissions", "prefills", "evictions")
         )
         for name in ("issued_tokens", "collected_tokens", "forward_tokens", "padded_tokens", "prefill_rows",
                      "recomputed_tokens", "rebuilt_tokens", "preemptions"):  # fmt: skip
@@ -70,7 +70,9 @@ def test_rows_add_up_across_tables(tables):
         for name in ("preemptions", "recomputed_tokens", "rebuilt_tokens"):
             assert sum(row[name] for row in requests) == pool[name], name
         assert len(iterations) == pool["iterations"] >= pool["floor_iterations"]
-        assert len(admissions) == pool["prefill_rows"] == pool["requests"] + pool["preemptions"]
+        assert len(admissions) == len(prefills) == pool["prefill_rows"] == pool["requests"] + pool["preemptions"]
+        assert sum(row["positions"] for row in prefills if row["resumed"]) == pool["recomputed_tokens"]
+        assert sum(row["rebuilt_tokens"] for row in prefills) == pool["rebuilt_tokens"]
         assert len(evictions) == pool["preemptions"]
         assert sum(row["rebuilt_tokens"] for row in evictions) == pool["rebuilt_tokens"]
         assert sum(row["cached_tokens"] for row in evictions) == pool["rebuilt_tokens"]
@@ -102,14 +104,18 @@ def test_the_ledger_of_one_eviction(tables):
             "generated_tokens": 20,
             "freed_blocks": 6,
             "thrash": False,
+            "reclaim": "recompute",
+            "swap_full": False,
             "resumed_iteration": 24,
             "rebuilt_tokens": 24,
+            "recovered_tokens": 0,
+            "swapped_tokens": 0,
         }
     ]
 
 
 def test_waiting_counts_from_arrival_and_idle_iterations_are_not_iterations():
-    admitted = [(Admission("a", 0, 1, 0, False),), (), (Admission("b", 0, 1, 0, False),)]
+    admitted = [(Admission("a", 0, False),), (), (Admission("b", 0, False),)]
     script = [
         it(1, admissions=admitted[0], finished=("a",)),
         it(0, admissions=admitted[1]),
@@ -143,11 +149,12 @@ def test_what_an_engine_does_not_report_is_null_not_zero():
     for name in (
         "pool_bytes", "padded_tokens", "prefill_rows", "recomputed_tokens", "rebuilt_tokens", "recompute_fraction",
         "recompute_tax", "thrashes", "straight_through_latency_iterations", "preemption_latency_penalty",
-        "preemption_latency_penalty_s", "paired_latency_penalty", "reference_pool_blocks",
+        "preemption_latency_penalty_s", "paired_latency_penalty", "reference_pool_blocks", "recovered_tokens",
+        "shared_tokens", "swapped_tokens", "swapped_bytes", "copy_s",
     ):  # fmt: skip
         assert pool[name] is None, name
     assert pool["forward_tokens"] == 2
-    assert rows["admissions"] == []
+    assert rows["admissions"] == rows["prefills"] == []
     (row,) = rows["requests"]
     assert row["queued_iterations"] is row["evicted_iterations"] is row["rebuilt_tokens"] is None
     (eviction,) = rows["evictions"]
@@ -159,7 +166,8 @@ def test_what_an_engine_does_not_report_is_null_not_zero():
 @pytest.mark.parametrize("numerics", ["exact", "fast", None])
 def test_every_table_says_what_is_promised_of_the_bits(tmp_path, numerics):
     evicted, admitted = (Eviction("a"),), (Admission("a"),)
-    script = [it(1, admissions=admitted), it(0, preempted=("a",), evictions=evicted, admissions=()),
+    prefills = (Prefill("a", 1, 0, False),)
+    script = [it(1, admissions=admitted, prefills=prefills), it(0, preempted=("a",), evictions=evicted, admissions=()),
               it(1, admissions=admitted, finished=("a",))]  # fmt: skip
     write(tmp_path, [play([request("a", 2)], script, numerics=numerics)])
     result = load_result(tmp_path)
@@ -170,7 +178,7 @@ def test_every_table_says_what_is_promised_of_the_bits(tmp_path, numerics):
 
 def test_admissions_without_evictions_do_not_make_up_a_waiting_time():
     script = [
-        it(1, preempted=None, admissions=(Admission("a", 0, 1, 0, False),)),
+        it(1, preempted=None, admissions=(Admission("a", 0, False),)),
         it(1, preempted=None, admissions=(), finished=("a",)),
     ]
     (row,) = arrow_tables([play([request("a", 2)], script)], None)["requests"].to_pylist()
@@ -283,7 +291,7 @@ def damage_json_type(folder):
     ("damage", "message"),
     [
         (damage_missing, "is not a result folder: it lacks texts.parquet"),
-        (damage_version, "has schema version 99, this batchbench reads 1"),
+        (damage_version, "has schema version 99, this batchbench reads 2"),
         (damage_run_id, "pools.parquet is from another run than run.json"),
         (damage_requests, "requests.parquet does not have every request once per pool"),
         (damage_ledger, "evictions.parquet speaks of pools or requests that are not there"),
@@ -293,7 +301,7 @@ def damage_json_type(folder):
         (damage_name, "run.json lacks the scenario's name"),
         (damage_engine, "run.json lacks the scenario's name, its engine or"),
         (damage_empty, "pools.parquet has no pools"),
-        (damage_columns, "pools.parquet has other columns than schema version 1"),
+        (damage_columns, "pools.parquet has other columns than schema version 2"),
         (damage_truncate, "damaged file"),
         (damage_json, "damaged file"),
         (damage_json_type, "has schema version None"),

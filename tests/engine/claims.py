@@ -86,7 +86,7 @@ def assert_same_resumed_everywhere(model, prompt, output, want):
     for _ in range(output - 1):
         engine.step()
         scheduler = engine.scheduler
-        scheduler._evict(scheduler.requests["it"])
+        scheduler.evict(scheduler.requests["it"])
     engine.step()
     assert engine.rebuilt_tokens == sum(len(prompt) + n for n in range(output - 1))
     got = seen_of(engine)

@@ -6,6 +6,7 @@ import pytest
 
 from engine.audit import audit
 from engine.errors import AuditError
+from engine.plan import Write
 from engine.request import Request, Status
 from engine.scheduler import Scheduler
 from tests.helpers import drain, prompt, real_engine
@@ -24,7 +25,7 @@ def engine():
 
 
 def lose_block(s, _):
-    s.blocks._free.remove(9)
+    del s.blocks._free[9]
 
 
 def own_block_twice(s, r):
@@ -32,15 +33,15 @@ def own_block_twice(s, r):
 
 
 def block_free_and_owned(s, _):
-    s.blocks._free.append(0)
+    s.blocks._free[0] = None
 
 
-def block_free_twice(s, _):
-    s.blocks._free.append(s.blocks._free[0])
+def block_counted_wrongly(s, _):
+    s.blocks.owners[0] = 2
 
 
 def foreign_block(s, _):
-    s.blocks._free.append(20)
+    s.blocks._free[20] = None
 
 
 def owned_foreign_block(s, _):
@@ -140,20 +141,20 @@ def position_never_written(s, r):
 
 
 def written_by_another(s, r):
-    r._written[s.running[0].blocks[0] * 4 + 2] = ("r9", 2)
+    r._written[s.running[0].blocks[0] * 4 + 2] = Write("r9", 2, s.running[0].tokens[2])
 
 
 def written_beyond_text(s, r):
     request = s.running[0]
-    r._written[request.blocks[1] * 4 + 3] = (request.request_id, 7)
+    r._written[request.blocks[1] * 4 + 3] = Write(request.request_id, 7, 0)
 
 
 def written_into_anothers_tail(s, r):
-    r._written[s.running[0].blocks[1] * 4 + 3] = ("r1", 0)
+    r._written[s.running[0].blocks[1] * 4 + 3] = Write("r1", 0, 0)
 
 
 def written_into_a_free_block(s, r):
-    r._latest[s.blocks.free[0] * 4] = ("r1", 0)
+    r._latest[s.blocks.free[0] * 4] = Write("r1", 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def written_into_a_free_block(s, r):
         (lose_block, "block 9 is lost: neither free nor owned"),
         (own_block_twice, "block 0 is held 2 times: by 'r0', 'r1'"),
         (block_free_and_owned, "block 0 is held 2 times: by 'r0', 'the free list'"),
-        (block_free_twice, "block 19 is held 2 times: by 'the free list', 'the free list'"),
+        (block_counted_wrongly, "block 0 counts 2 owners, has 1, and is 0 times free"),
         (foreign_block, "block 20 is not one of the pool's 20"),
         (owned_foreign_block, "block 25 is not one of the pool's 20"),
         (lose_slot, "slot 0 is lost"),
@@ -188,9 +189,9 @@ def written_into_a_free_block(s, r):
         (in_no_queue, "request 'r3' is running but in no queue"),
         (stale_table, "the block table of slot 1 is stale"),
         (position_never_written, r"K/V of 'r0' at position 2 \(cell 2\) was last written by None"),
-        (written_by_another, r"K/V of 'r0' at position 2 \(cell 2\) was last written by \('r9', 2\)"),
-        (written_beyond_text, "cell 7 of 'r0', beyond its 7 computed positions, was written by .'r0', 7."),
-        (written_into_anothers_tail, "cell 7 of 'r0', beyond its 7 computed positions, was written by .'r1', 0."),
+        (written_by_another, r"K/V of 'r0' at position 2 \(cell 2\) was last written by \('r9', 2, \d+\)"),
+        (written_beyond_text, "cell 7 of 'r0', beyond its 7 computed positions, was written by .'r0', 7, 0."),
+        (written_into_anothers_tail, "cell 7 of 'r0', beyond its 7 computed positions, was written by .'r1', 0, 0."),
         (written_into_a_free_block, r"K/V of 'r1' at position 0 was written to cell \d+, not its own"),
     ],
 )
@@ -202,7 +203,7 @@ def test_breach_is_named(engine, break_it, message):
 
 def test_a_block_leaked_on_one_release_is_caught_in_that_iteration_by_id(monkeypatch):
     """Every text would be right: only the audit can see this."""
-    honest, leaked = Scheduler._release, []
+    honest, leaked = Scheduler.release, []
 
     def leaky(self, request, status):
         if not leaked:
@@ -212,7 +213,7 @@ def test_a_block_leaked_on_one_release_is_caught_in_that_iteration_by_id(monkeyp
     engine = real_engine(slots=2, pool_blocks=20)
     engine.submit("short", prompt(0, 6), 3)
     engine.submit("long", prompt(1, 6), 12)
-    monkeypatch.setattr(Scheduler, "_release", leaky)
+    monkeypatch.setattr(Scheduler, "release", leaky)
     engine.step()
     engine.step()
     with pytest.raises(AuditError, match=r"block (\d+) is lost") as caught:

@@ -80,7 +80,7 @@ def test_resumed_by_recompute_at_every_position(kernels, dtype):
         for _ in range(generated):
             engine.step()
         scheduler = engine.scheduler
-        scheduler._evict(scheduler.requests["it"])
+        scheduler.evict(scheduler.requests["it"])
         assert_same_bits(logits_of(engine), want)
         assert engine.rebuilt_tokens == len(PROMPT) + generated - 1
 
@@ -93,7 +93,7 @@ def test_resumed_kv_equals_decoded_kv(kernels, dtype):
         engine.submit("it", PROMPT, OUTPUT)
         for n in range(OUTPUT - 1):
             if n in evict_after:
-                engine.scheduler._evict(engine.scheduler.requests["it"])
+                engine.scheduler.evict(engine.scheduler.requests["it"])
             engine.step()
         request, store = engine.scheduler.requests["it"], engine.runner.store
         cells = torch.tensor([request.blocks[p // 4] * 4 + p % 4 for p in range(request.num_computed)])

@@ -1,0 +1,108 @@
+"""What adapters of this project's engine share: settings in, outcomes out, whatever runs the plans. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from typing import Any
+
+import engine.errors
+from batchbench.errors import EngineFailed, RequestRefused, UsageError
+from batchbench.protocol import Admission, Eviction, IterationOutcome, Prefill, RequestSpec, Text
+from batchbench.scenario import EngineSettings
+from engine.config import SchedulerConfig
+from engine.core import Engine
+from engine.sampling import GREEDY, Sampling
+
+_CHOICES = tuple(field.name for field in fields(SchedulerConfig) if field.name != "pool_blocks")
+REPORTS = tuple(field.name for field in fields(IterationOutcome))
+
+
+def schedule_config(settings: EngineSettings, pool_blocks: int) -> SchedulerConfig:
+    """The schedule that a scenario declares, in a pool of that size. Raises UsageError for a contradiction."""
+    with translated():
+        return SchedulerConfig(pool_blocks=pool_blocks, **{name: getattr(settings, name) for name in _CHOICES})
+
+
+class EngineAdapter:
+    """This project's engine as the harness wants it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def schedule(self) -> dict[str, Any]:
+        """The fields of EngineDescription that say what is decided, and how."""
+        config = self.engine.config
+        said = {name: getattr(config, name) for name in _CHOICES if name not in ("victim", "max_tokens")}
+        return said | {"pool_blocks": config.pool_blocks, "victim": config.victim_name}
+
+    def submit(self, request: RequestSpec) -> None:
+        with translated():
+            sampling = GREEDY if request.sampling is None else Sampling(**asdict(request.sampling))
+            self.engine.submit(request.request_id, request.prompt, request.output_tokens, sampling, request.priority)
+
+    @property
+    def has_work(self) -> bool:
+        return self.engine.has_work
+
+    def step(self) -> IterationOutcome:
+        with translated():
+            step = self.engine.step()
+        return IterationOutcome(
+            issued_tokens=step.issued_tokens,
+            collected_tokens=step.collected_tokens,
+            finished=tuple(step.finished),
+            preempted=tuple(event.request_id for event in step.evicted),
+            forward_tokens=step.forward_tokens,
+            recomputed_tokens=step.recomputed_tokens,
+            rebuilt_tokens=step.rebuilt_tokens,
+            padded_tokens=step.padded_tokens,
+            prefill_rows=step.prefill_rows,
+            recovered_tokens=step.recovered_tokens,
+            shared_tokens=step.shared_tokens,
+            swapped_out_tokens=step.swapped_out_tokens,
+            swapped_in_tokens=step.swapped_in_tokens,
+            copy_s=step.copy_s,
+            prefills=tuple(Prefill(p.request_id, p.positions, p.rebuilt, p.resumed) for p in step.prefills),
+            admissions=tuple(
+                Admission(a.request_id, a.slot, a.resumed, a.recovered, a.shared, a.swapped) for a in step.admitted
+            ),
+            evictions=tuple(
+                Eviction(
+                    e.request_id,
+                    e.slot,
+                    e.cached_tokens,
+                    e.generated_tokens,
+                    e.freed_blocks,
+                    e.thrash,
+                    "swap" if e.swapped else "recompute",
+                    e.swap_full,
+                )
+                for e in step.evicted
+            ),
+            running=step.running,
+            waiting=step.waiting,
+            free_blocks=step.free_blocks,
+        )
+
+    def take(self, request_id: str) -> Text:
+        with translated():
+            output = self.engine.take(request_id)
+        return Text(tuple(output.token_ids), tuple(output.logit_gaps))
+
+    def close(self) -> None:
+        del self.engine  # the K/V pool is the only thing held
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """The engine's errors as the harness's."""
+    try:
+        yield
+    except engine.errors.RequestRefused as error:
+        raise RequestRefused(str(error)) from error
+    except (engine.errors.ConfigError, engine.errors.CheckpointError, engine.errors.KernelsUnavailable) as error:
+        raise UsageError(str(error)) from error
+    except (engine.errors.EngineError, RuntimeError, MemoryError) as error:  # torch raises RuntimeError
+        raise EngineFailed(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,52 @@
+"""The schedule alone: this project's scheduler with a runner that computes nothing. Exact counters, no text."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from batchbench.adapters.engine import REPORTS, EngineAdapter, schedule_config, translated
+from batchbench.protocol import EngineDescription, IterationOutcome, Text
+from batchbench.scenario import EngineSettings
+from engine.core import Engine
+from engine.plan import NoRunner
+
+_MEASURED = ("padded_tokens", "copy_s")  # what only a real forward can tell
+
+
+class ScheduleEngineFactory:
+    """Builds a schedule per pool; needs no model, no torch and no memory for K/V."""
+
+    def __init__(self, settings: EngineSettings, *, audit: bool = False) -> None:
+        self.settings, self.audit = settings, audit
+
+    def __call__(self, pool_blocks: int) -> ScheduleEngine:
+        return ScheduleEngine(self.settings, pool_blocks, audit=self.audit)
+
+
+class ScheduleEngine(EngineAdapter):
+    """Counters are those of the real engine, event by event. With a prefix cache, unless texts that requests generate
+    happen to continue each other's prompts, which only a model can tell.
+    """
+
+    def __init__(self, settings: EngineSettings, pool_blocks: int, *, audit: bool = False) -> None:
+        config = schedule_config(settings, pool_blocks)
+        self._settings = settings
+        with translated():
+            super().__init__(Engine(config, NoRunner(), with_audit=audit))
+
+    def describe(self) -> EngineDescription:
+        return EngineDescription(
+            engine="schedule",
+            model=self._settings.model,
+            dtype=self._settings.dtype,
+            device="none",
+            computes_text=False,
+            reports=tuple(name for name in REPORTS if name not in _MEASURED),
+            **self.schedule(),
+        )
+
+    def step(self) -> IterationOutcome:
+        return dataclasses.replace(super().step(), padded_tokens=None, copy_s=None)
+
+    def take(self, request_id: str) -> Text:
+        return Text(super().take(request_id).token_ids)

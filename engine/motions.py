@@ -1,0 +1,192 @@
+"""What a schedule is made of: growing, evicting, admitting, releasing. Rules decide, these move the books."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.block_pool import BlockPool, FreeList
+from engine.config import SchedulerConfig
+from engine.plan import Admission, Copy, Eviction, TableUpdate
+from engine.policies import victim_rule
+from engine.request import Request, Status
+
+PrefersSwap = Callable[[int], bool]
+"""Whether swapping out and back costs less than recomputing, for a victim of that many computed positions."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """What the iteration under way has decided so far."""
+
+    rows: list[Request] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    stops: list[int] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    table_updates: list[TableUpdate] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    evicted: list[Eviction] = field(default_factory=list)
+
+    def add(self, request: Request, positions: int) -> None:
+        """Compute that many more positions of it."""
+        self.rows.append(request)
+        self.starts.append(request.num_computed)
+        self.stops.append(request.num_computed + positions)
+
+
+@dataclass(slots=True)
+class Found:
+    """What of a waiting request's K/V is there: `tokens` positions, in shared blocks or in the swap pool."""
+
+    tokens: int = 0
+    blocks: list[int] = field(default_factory=list)
+    chain: list[int] = field(default_factory=list)
+
+
+class Motions:
+    """The pools, the queues, and the moves between them.
+
+    `spent`: finished members of a static batch, which keep slot and blocks until it ends.
+    """
+
+    def __init__(self, config: SchedulerConfig, prefers_swap: PrefersSwap | None = None) -> None:
+        self.config = config
+        self.blocks = BlockPool(config.pool_blocks)
+        self.host = FreeList(config.swap_blocks)
+        self.slots = FreeList(config.slots)
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.spent: list[Request] = []
+        self.draft = Draft()
+        self.pick = victim_rule(config.victim_name)
+        self._prefers_swap: PrefersSwap = prefers_swap or (lambda tokens: True)
+
+    def make_room(self, request: Request, stop: int) -> bool:
+        """Give a running request the blocks of `stop` positions; evict from it on while short. False: it gave way."""
+        missing = self.config.blocks_for(stop) - len(request.blocks)
+        while missing > len(self.blocks):
+            victim = self.pick(self.running[self.running.index(request) :])
+            self.evict(victim)
+            if victim is request:
+                return False
+        if missing > 0:
+            self._allocate(request, missing)
+        return True
+
+    def evict(self, victim: Request, *, to_head: bool = True) -> None:
+        """Take a running request's slot and blocks; its tokens stay, its K/V is dropped or swapped, it waits again."""
+        assert victim.slot is not None
+        wants = self.config.reclaim == "swap" or (
+            self.config.reclaim == "cheaper" and self._prefers_swap(victim.num_computed)
+        )
+        used = self.config.blocks_for(victim.num_computed)
+        swaps = wants and 0 < used <= len(self.host)
+        event = Eviction(
+            request_id=victim.request_id,
+            slot=victim.slot,
+            cached_tokens=victim.num_computed,
+            generated_tokens=len(victim.tokens) - victim.prompt_tokens,
+            freed_blocks=len(victim.blocks),
+            thrash=victim.num_computed < victim.bought,
+            swapped=swaps,
+            swap_full=wants and used > len(self.host),
+        )
+        self.draft.evicted.append(event)
+        if swaps:
+            victim.host_blocks, victim.swapped_tokens = self.host.take(used), victim.num_computed
+            self.draft.copies.append(Copy(True, victim.blocks[:used], victim.host_blocks))
+        self.running.remove(victim)
+        self.release(victim, Status.WAITING)
+        victim.evictions += 1
+        if to_head:
+            self.waiting.appendleft(victim)
+        else:
+            self.waiting.append(victim)
+
+    def find(self, request: Request) -> Found:
+        """What a waiting request would find. The last token is always left to compute: its logits are needed."""
+        if request.host_blocks:
+            return Found(request.swapped_tokens)
+        if not self.config.prefix_cache:
+            return Found()
+        size = self.config.block_size
+        blocks, chain = self.blocks.find(request.tokens, size, len(request.tokens) - 1)
+        return Found(len(blocks) * size, blocks, chain)
+
+    def fits(self, found: Found, positions: int) -> bool:
+        """Whether a waiting request that found so much could get the blocks of `positions` now."""
+        needed = self.config.blocks_for(positions) - len(found.blocks)
+        revived = sum(map(self.blocks.is_free, found.blocks))
+        free = len(self.blocks) - revived - (self.config.watermark_blocks if self.running else 0)
+        return len(self.slots) > 0 and needed <= free
+
+    def admit(self, request: Request, found: Found, positions: int) -> None:
+        """Give a waiting request a slot and the blocks of `positions`, those that it found among them."""
+        self.waiting.remove(request)  # mostly the head, found at once
+        self.running.append(request)
+        request.status = Status.RUNNING
+        (request.slot,) = self.slots.take(1)
+        if found.blocks:
+            self.blocks.share(found.blocks)
+            self._hand_over(request, found.blocks, shared=True)
+        if missing := self.config.blocks_for(positions) - len(request.blocks):
+            self._allocate(request, missing)
+        if swapped := request.swapped_tokens:
+            used = len(request.host_blocks)
+            self.draft.copies.append(Copy(False, request.blocks[:used], request.host_blocks))
+            self._drop_swapped(request)
+        request.num_computed, request.chain, request.bought = found.tokens, found.chain, request.capacity
+        request.context, request.recomputes = len(request.tokens), request.evictions > 0 and not swapped
+        if swapped and swapped == request.context - 1:
+            request.context = swapped  # nothing of it is left to compute: it decodes on
+        recovered = 0 if swapped else min(found.tokens, request.frontier)
+        shared = 0 if swapped else found.tokens - recovered
+        self.draft.admitted.append(
+            Admission(request.request_id, request.slot, request.evictions > 0, recovered, shared, swapped)
+        )
+
+    def release(self, request: Request, status: Status) -> None:
+        """Return a request's blocks and slot; it has left its list already."""
+        assert request.slot is not None
+        self.blocks.give_back(request.blocks)
+        self.slots.give_back([request.slot])
+        request.frontier = max(request.frontier, request.num_computed)
+        request.blocks, request.capacity, request.num_computed, request.chain = [], 0, 0, []
+        request.slot, request.status = None, status
+
+    def drop(self, request: Request) -> None:
+        """An aborted request's blocks, of whichever pool, and its place."""
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+            self.release(request, Status.ABORTED)
+        elif request.status is Status.WAITING:
+            self.waiting.remove(request)
+            self._drop_swapped(request)
+            request.status = Status.ABORTED
+
+    def release_spent(self) -> None:
+        """A static batch has ended."""
+        for request in self.spent:
+            self.release(request, Status.FINISHED)
+        self.spent.clear()
+
+    def learn(self, request: Request) -> None:
+        """Make the full blocks of what a running request has computed findable."""
+        size, chain = self.config.block_size, request.chain
+        for index in range(len(chain), request.num_computed // size):
+            content = request.tokens[index * size : (index + 1) * size]
+            chain.append(self.blocks.learn(request.blocks[index], chain[-1] if chain else 0, content))
+
+    def _drop_swapped(self, request: Request) -> None:
+        self.host.give_back(request.host_blocks)
+        request.host_blocks, request.swapped_tokens = [], 0
+
+    def _allocate(self, request: Request, count: int) -> None:
+        self._hand_over(request, self.blocks.take(count), shared=False)
+
+    def _hand_over(self, request: Request, blocks: list[int], *, shared: bool) -> None:
+        assert request.slot is not None
+        self.draft.table_updates.append(TableUpdate(request.slot, len(request.blocks), blocks, shared))
+        request.blocks.extend(blocks)
+        request.capacity += len(blocks) * self.config.block_size

@@ -1,0 +1,213 @@
+"""Whose schedule: rule sets that decide which rows an iteration computes. Each fits on a screen.
+
+A rule set is called once per iteration. It adds rows to `motions.draft`, moving the books as it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.config import SchedulerConfig
+from engine.motions import Motions
+from engine.request import Request, Status
+
+RuleSet = Callable[[Motions], None]
+
+
+def batchbench(m: Motions) -> None:
+    """Grow, then admit, then forward: decodes first, prompts in chunks of what the budget leaves."""
+    _admit(m, _run(m))
+
+
+def static(m: Motions) -> None:
+    """A group runs to its last member; only then is the next one admitted. Finished members are forwarded on."""
+    left = _run(m)
+    if not m.running:
+        m.release_spent()
+        _admit(m, left)
+    for request in m.spent:  # its last position again: the same K/V, and a token that nobody keeps
+        m.draft.rows.append(request)
+        m.draft.starts.append(request.num_computed - 1)
+        m.draft.stops.append(request.num_computed)
+
+
+def _run(m: Motions) -> int:
+    """Grow and forward the running. Returns what is left of the budget."""
+    budget, draft = m.config.budget, m.draft
+    decoding = [request for request in m.running if len(request.tokens) - request.num_computed == 1][:budget]
+    for request in decoding:
+        if len(request.tokens) > request.capacity and request.status is Status.RUNNING:
+            m.make_room(request, len(request.tokens))
+    if draft.evicted:
+        decoding = [request for request in decoding if request.status is Status.RUNNING]
+    draft.rows = decoding
+    draft.starts = [request.num_computed for request in decoding]
+    draft.stops = [len(request.tokens) for request in decoding]
+    budget -= len(decoding)
+    if len(decoding) < len(m.running) and budget:
+        for request in m.running:
+            if request.missing > 1 and budget:
+                positions = min(request.missing, budget)
+                draft.add(request, positions)
+                budget -= positions
+    return budget
+
+
+def _admit(m: Motions, budget: int) -> None:
+    """From the head while a slot is free and its blocks fit; stop at the first that does not."""
+    while m.waiting and budget:
+        request = m.waiting[0]
+        found, positions = m.find(request), _bought(m.config, request)
+        if not m.fits(found, positions):
+            break
+        m.admit(request, found, positions)
+        if request.arrival < m.running[-2 if len(m.running) > 1 else -1].arrival:
+            m.running.sort(key=lambda r: r.arrival)  # oldest first, whoever was evicted
+        positions = min(request.missing, budget)
+        m.draft.add(request, positions)
+        budget -= positions
+
+
+def _bought(config: SchedulerConfig, request: Request) -> int:
+    """Positions whose blocks an admission buys."""
+    if config.admission == "incremental":
+        return len(request.tokens)
+    return request.length_limit - 1 if config.admission == "reserve-output" else config.max_tokens or 0
+
+
+def vllm_v1(m: Motions) -> None:
+    """vLLM's v1 scheduler under FCFS (vllm/v1/core/sched/scheduler.py, 0.11), without speculation or remote K/V.
+
+    Running requests in admission order, each taking what the budget leaves, block by block; who cannot grow evicts
+    from the end of the list, itself at last, and then the loop ends. Nothing is admitted in an iteration that
+    evicted. The gate is what must fit before a request is admitted: its whole context, or its first chunk.
+    """
+    budget, index = m.config.budget, 0
+    while index < len(m.running) and budget:
+        request = m.running[index]
+        positions = min(request.missing, budget)
+        if not m.make_room(request, request.num_computed + positions):
+            break
+        m.draft.add(request, positions)
+        budget -= positions
+        index += 1
+    while m.waiting and budget and not m.draft.evicted:
+        request = m.waiting[0]
+        found = m.find(request)
+        positions = min(len(request.tokens) - found.tokens, budget)
+        first_chunk = found.tokens + positions
+        if not m.fits(found, len(request.tokens) if m.config.admission_gate == "full-prompt" else first_chunk):
+            break
+        m.admit(request, found, first_chunk)
+        m.draft.add(request, positions)
+        budget -= positions
+
+
+class SGLang:
+    """SGLang 0.5.5's scheduler (managers/scheduler.py, schedule_policy.py, schedule_batch.py), FCFS, not overlapped.
+
+    Prefill comes first: an iteration computes prompts, or else decodes. A request is admitted if its context and all
+    its output to come are less than what is free, less `new_token_ratio` of the output that the running still want.
+    The ratio starts at 0.7, falls by a 600th of the way to 0.098 with each decode, and is estimated anew when the pool
+    runs out: then requests with the fewest output tokens are retracted to the queue's tail until a page per grower is
+    there. One prompt at a time is chunked, in whole pages. After a request that did not fit, or with all slots taken,
+    nobody is admitted until the running are fewer. Two details differ: a chunked prompt that finds no room waits
+    while the others decode, and output is not clipped at 4,096 tokens in the estimates.
+    """
+
+    INITIAL_RATIO, MINIMUM_RATIO, DECAY_STEPS, RETRACT_STEPS, PREFILL_TOKENS = 0.7, 0.7 * 0.14, 600, 20, 16384
+
+    def __init__(self) -> None:
+        self.ratio = self.INITIAL_RATIO
+        self.chunked: Request | None = None
+        self.full = False
+        self.running_before = 0
+
+    def __call__(self, m: Motions) -> None:
+        running = len(m.running)
+        if running < self.running_before:
+            self.full = False
+        if self.chunked and (self.chunked.status is not Status.RUNNING or self.chunked.missing == 1):
+            self.chunked = None
+        self._prefill(m)
+        if not m.draft.rows:
+            self._decode(m)
+        self.running_before = len(m.running)
+
+    def _prefill(self, m: Motions) -> None:
+        size, draft = m.config.block_size, m.draft
+        free = len(m.blocks) * size
+        wanted = sum(r.length_limit - len(r.tokens) for r in m.running if r is not self.chunked) * self.ratio
+        chunk, prefill, left = m.config.budget, self.PREFILL_TOKENS, free - wanted
+        if self.chunked:
+            request = self.chunked
+            positions = min(request.missing, chunk, int(left))
+            if positions <= 0 or not self._grow(m, request, positions):
+                return
+            draft.add(request, positions)
+            pages = -(-positions // size) * size
+            chunk, prefill, left = chunk - pages, prefill - pages, left - pages
+            if positions < request.missing:
+                return
+            left -= request.length_limit - request.prompt_tokens
+        while m.waiting and not self.full and min(chunk, prefill, left) > 0:
+            request = m.waiting[0]
+            found = m.find(request)
+            extend = len(request.tokens) - found.tokens
+            pages = -(-extend // size) * size
+            if not len(m.slots) or extend + request.length_limit - len(request.tokens) >= left:
+                self.full = True
+                break
+            if pages >= prefill and draft.rows:
+                break
+            positions = extend if pages <= chunk else chunk // size * size
+            if not positions or not m.fits(found, found.tokens + positions):
+                break
+            m.admit(request, found, found.tokens + positions)
+            draft.add(request, positions)
+            pages = -(-positions // size) * size
+            chunk, prefill, left = chunk - pages, prefill - pages, left - pages
+            if positions < extend:
+                self.chunked = request
+                break
+            left -= request.length_limit - request.prompt_tokens
+
+    def _grow(self, m: Motions, request: Request, positions: int) -> bool:
+        needed = m.config.blocks_for(request.num_computed + positions) - len(request.blocks)
+        return needed <= len(m.blocks) and m.make_room(request, request.num_computed + positions)
+
+    def _decode(self, m: Motions) -> None:
+        decoding = [request for request in m.running if request is not self.chunked]
+        short = False
+        while sum(len(r.tokens) > r.capacity for r in decoding) > len(m.blocks) and len(decoding) > 1:
+            short = True
+            victim = m.pick(decoding)
+            decoding.remove(victim)
+            m.evict(victim, to_head=False)
+        if short:
+            self.full = False
+            got = sum(len(r.tokens) - r.prompt_tokens for r in decoding)
+            all_output = sum(r.length_limit - r.prompt_tokens for r in decoding)
+            self.ratio = min(1.0, (got + self.RETRACT_STEPS * len(decoding)) / (all_output + 1))
+        else:
+            self.ratio = max(
+                self.ratio - (self.INITIAL_RATIO - self.MINIMUM_RATIO) / self.DECAY_STEPS, self.MINIMUM_RATIO
+            )
+        for request in decoding:
+            if m.make_room(request, len(request.tokens)):
+                m.draft.add(request, 1)
+
+
+def rule_set(config: SchedulerConfig) -> RuleSet:
+    """The rules that a configuration names; new ones, since some keep a state."""
+    if config.batching == "static":
+        return static
+    sets: dict[str, RuleSet] = {"batchbench": batchbench, "vllm-v1": vllm_v1, "sglang": SGLang()}
+    return sets[config.rules]
+
+
+def smallest_pool(config: SchedulerConfig, prompt_tokens: int, output_tokens: int) -> int:
+    """Blocks of the smallest pool in which a request of these lengths can run alone."""
+    if config.rules == "sglang":  # its whole length must be less than what is free
+        return config.blocks_for(prompt_tokens + output_tokens + 1)
+    return config.blocks_for(config.max_tokens or prompt_tokens + output_tokens - 1)  # the last token is never fed
