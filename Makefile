@@ -43,8 +43,7 @@ bench-peers: .venv/installed  ## measure other engines beside this one (two hour
 	$(BIN)/python -m benchmarks.peers
 
 reference: model  ## run the committed scenarios again and replace results/ and plots/
-	$(BIN)/batchbench sweep scenarios/day34.toml
-	$(BIN)/batchbench sweep scenarios/smollm2.toml
+	for scenario in scenarios/*.toml; do $(BIN)/batchbench sweep $$scenario || exit 1; done
 
 docs: .venv/installed  ## write the generated parts of docs/ again
 	$(BIN)/python docs/generate.py

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from batchbench.adapters import engine_factory, engine_tokenizer, examine_machine
+from batchbench.demand import resolve_points
 from batchbench.environment import git_revision, machine, versions
 from batchbench.errors import BatchbenchError, TextsDiffer, UsageError
 from batchbench.predict import read_bandwidth_bytes_per_s
@@ -36,7 +37,14 @@ from batchbench.present import (
     to_json,
 )
 from batchbench.progress import ProgressLines
-from batchbench.protocol import EngineFactory, IterationOutcome, RequestSpec, Tokenizer
+from batchbench.protocol import (
+    EngineDescription,
+    EngineFactory,
+    IterationOutcome,
+    Point,
+    RequestSpec,
+    Tokenizer,
+)
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
 from batchbench.sweep import SweepObserver, check_sweep, sweep_pool_sizes
@@ -129,14 +137,15 @@ def sweep(
         tokenizer = _tokenizer(scenario, engine, needed=show_text)
         requests = build_requests(scenario.workload, tokenizer)
         make_engine = engine_factory(engine, scenario.engine, audit=audit)
+        points = resolve_points(scenario.sweep, requests, make_engine, engine_factory("schedule", scenario.engine))
         if dry_run:
-            _print_plan(scenario, requests, make_engine, output_format)
+            _print_plan(scenario, requests, points, make_engine, output_format)
             return
         tables = out or Path("results") / scenario.name
         figures = plots or (out / "plots" if out else Path("plots") / scenario.name)
         writer = ResultWriter(tables)
         progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
-        timings = _run(scenario, requests, make_engine, _SaveAndShow(writer, figures, progress))
+        timings = _run(requests, points, make_engine, _SaveAndShow(writer, figures, progress))
         writer.join(timings, _provenance(scenario, timings[0]))
         result = load_result(tables)
         texts = text_rows(timings[0], tokenizer) if show_text and tokenizer is not None else None
@@ -157,10 +166,15 @@ def validate(
         scenario = load_scenario(scenario_file)
         _refuse_untrusted(scenario, trust)
         requests = build_requests(scenario.workload, _tokenizer(scenario, engine))
-        check_sweep(requests, scenario.sweep.pools, engine_factory(engine, scenario.engine))
+        make_engine = engine_factory(engine, scenario.engine)
+        points = resolve_points(scenario.sweep, requests, make_engine, engine_factory("schedule", scenario.engine))
+        check_sweep(requests, points, make_engine)
+        pools = dict.fromkeys(point.pool_blocks for point in points)
+        choices = len({point.choices for point in points})
+        times = f", {choices} choices of the engine" if choices > 1 else ""
         print(
             f"{one_line(str(scenario_file))}: valid. {scenario.name}: {len(requests)} requests through "
-            f"pools {', '.join(map(str, scenario.sweep.pools))}; workload {workload_hash(requests)}"
+            f"pools {', '.join(map(str, pools))}{times}; workload {workload_hash(requests)}"
         )
 
 
@@ -175,14 +189,19 @@ def schema(debug: DebugOption = False) -> None:
 def plot(
     result_folder: Annotated[Path, typer.Argument(metavar="RESULT", help="Folder that a sweep wrote.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the figures; RESULT/plots if left out.")] = None,
-    pool: Annotated[int | None, typer.Option(help="Pool of the slot timeline; the one that recomputes most.")] = None,
+    point: Annotated[
+        int | None,
+        typer.Option(
+            help="Point of the slot timeline, by its place in the sweep from 0; the one that recomputes most."
+        ),
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Draw a result folder's figures again."""
     with _errors(debug):
         result, folder = load_result(result_folder), out or result_folder / "plots"
         require_writable(folder)
-        for path in _draw(result, folder, pool):
+        for path in _draw(result, folder, point):
             print(one_line(str(path)))
 
 
@@ -205,7 +224,7 @@ def doctor(
 
 
 class _SaveAndShow(SweepObserver):
-    """Saves every pool as it finishes and passes progress on."""
+    """Saves every point as it finishes and passes progress on."""
 
     def __init__(self, writer: ResultWriter, figures: Path, progress: ProgressLines | None) -> None:
         self._writer, self._figures, self._progress = writer, figures, progress
@@ -220,22 +239,22 @@ class _SaveAndShow(SweepObserver):
         if self._progress is not None:
             self._progress.close()
 
-    def on_start(self, pools: Sequence[int]) -> None:
+    def on_start(self, points: Sequence[Point]) -> None:
         for folder in (self._writer.folder, self._figures):
             require_writable(folder)  # now, not after an hour's sweep
         if blocked := next((path for path in self._figures.glob("*.png") if path.is_dir()), None):
             raise UsageError(f"figure folder {self._figures}: {blocked.name} is a folder there")
         self._writer.open()
-        self._next.on_start(pools)
+        self._next.on_start(points)
 
-    def on_pool(self, pool_blocks: int) -> None:
-        self._next.on_pool(pool_blocks)
+    def on_point(self, point: Point) -> None:
+        self._next.on_point(point)
 
     def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
         self._next.on_iteration(iteration, outcome)
 
     def on_timing(self, timing: ContinuousTiming) -> None:
-        self._writer.save_pool(timing)
+        self._writer.save_point(timing)
         self._next.on_timing(timing)
 
 
@@ -249,12 +268,13 @@ def _with_numerics(scenario: Scenario, numerics: Numerics | None) -> Scenario:
 
 def _refuse_untrusted(scenario: Scenario, trust: Sequence[str] | None) -> None:
     """A scenario is data: the code that it names runs only if the command line says so."""
-    module, colon, _ = (scenario.engine.victim or "").partition(":")
-    if colon and module not in (trust or ()):
-        raise UsageError(
-            f"engine.victim = {scenario.engine.victim!r} would import the module {module!r}; "
-            f"if you trust it, add --trust {module}"
-        )
+    named = [dict(choices).get("victim") for _, choices in scenario.sweep.declared]
+    for victim in [scenario.engine.victim, *named]:
+        module, colon, _ = (victim or "").partition(":")
+        if colon and module not in (trust or ()):
+            raise UsageError(
+                f"victim = {victim!r} would import the module {module!r}; if you trust it, add --trust {module}"
+            )
 
 
 def _tokenizer(scenario: Scenario, engine: str, *, needed: bool = False) -> Tokenizer | None:
@@ -264,10 +284,10 @@ def _tokenizer(scenario: Scenario, engine: str, *, needed: bool = False) -> Toke
 
 
 def _run(
-    scenario: Scenario, requests: tuple[RequestSpec, ...], make_engine: EngineFactory, observer: _SaveAndShow
+    requests: tuple[RequestSpec, ...], points: list[Point], make_engine: EngineFactory, observer: _SaveAndShow
 ) -> list[ContinuousTiming]:
     try:
-        return sweep_pool_sizes(requests, scenario.sweep.pools, make_engine, observer=observer)
+        return sweep_pool_sizes(requests, points, make_engine, observer=observer)
     except TextsDiffer:
         observer.discard()
         raise
@@ -277,35 +297,39 @@ def _run(
 
 def _provenance(scenario: Scenario, timing: ContinuousTiming) -> dict[str, Any]:
     engine = timing.engine
+    varied = {"pool_blocks", "versions", *(name for _, choices in scenario.sweep.declared for name, _ in choices)}
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "scenario": scenario.model_dump(mode="json"),
         "workload_hash": workload_hash(timing.requests),
         "text_repetition": timing.text_repetition,
-        # The pool is what varies, so that of the first point describes nothing.
-        "engine": {k: v for k, v in asdict(engine).items() if k not in ("pool_blocks", "versions")},
+        # What varies is told by the tables: that of the first point describes nothing.
+        "engine": {k: v for k, v in asdict(engine).items() if k not in varied},
         "versions": {**versions(), **engine.versions},
         "machine": machine(),
         "git": git_revision(),
     }
 
 
-def _draw(result: Result, folder: Path, pool: int | None = None) -> list[Path]:
+def _draw(result: Result, folder: Path, point: int | None = None) -> list[Path]:
     from batchbench.plots import draw_all  # matplotlib takes a second to import
 
-    return draw_all(result, folder, pool)
+    return draw_all(result, folder, point)
 
 
 def _print_plan(
-    scenario: Scenario, requests: tuple[RequestSpec, ...], make_engine: EngineFactory, output_format: Format
+    scenario: Scenario,
+    requests: tuple[RequestSpec, ...],
+    points: list[Point],
+    make_engine: EngineFactory,
+    output_format: Format,
 ) -> None:
-    check_sweep(requests, scenario.sweep.pools, make_engine)
-    engine = make_engine(min(scenario.sweep.pools))
-    about = engine.describe()
-    engine.close()
+    check_sweep(requests, points, make_engine)
+    described = [_describe(make_engine, point) for point in points]
+    about = described[0]
     measurable = about.device == "cpu" and about.iteration_weight_bytes is not None
     bandwidth = read_bandwidth_bytes_per_s(about.iteration_weight_bytes or 0) if measurable else None
-    rows = plan_rows(requests, scenario.sweep.pools, about, bandwidth)
+    rows = plan_rows(requests, points, described, bandwidth)
     document = {
         "scenario": scenario.name,
         "workload_hash": workload_hash(requests),
@@ -329,6 +353,14 @@ def _print_plan(
         size = show_bytes(about.iteration_weight_bytes)
         lines.append(f"{size} of weights read per iteration, at {bandwidth / 1e9:.1f} GB/s with one thread")
     _print(document, plan_sheet(rows), lines, output_format)
+
+
+def _describe(make_engine: EngineFactory, point: Point) -> EngineDescription:
+    engine = make_engine(point.pool_blocks, **dict(point.choices))
+    try:
+        return engine.describe()
+    finally:
+        engine.close()
 
 
 def _print_result(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from typing import Any
 
 from batchbench.errors import EngineFailed, OutcomeRefused
 from batchbench.protocol import BenchEngine, Clock, IterationOutcome, RequestSpec, Text
@@ -20,9 +21,11 @@ def run_workload(
     *,
     clock: Clock = time.perf_counter,
     on_iteration: OnIteration | None = None,
+    choices: tuple[tuple[str, Any], ...] = (),
 ) -> ContinuousTiming:
     """Submit every request at its arrival, step until all are done, collect their texts.
 
+    choices: what the point of a sweep changed of the engine, for the record.
     on_iteration is called between two iterations, where its time is nobody's latency.
     Raises EngineFailed if the engine stops early, stalls, or if its texts and its counts disagree;
     OutcomeRefused if it reports what cannot have happened.
@@ -57,7 +60,7 @@ def run_workload(
         iteration += 1
     wall_s = clock() - began
     _check_complete(requests, texts)
-    timing = ContinuousTiming(engine.describe(), tuple(requests), tuple(records), texts, wall_s)
+    timing = ContinuousTiming(engine.describe(), tuple(requests), tuple(records), texts, wall_s, choices)
     kept = sum(len(text.token_ids) for text in texts.values())
     if timing.collected_tokens != kept:
         raise EngineFailed(f"the engine reported {timing.collected_tokens} tokens collected, its texts hold {kept}")

@@ -21,7 +21,7 @@ def require_same_texts(reference: ContinuousTiming, other: ContinuousTiming) -> 
 
 def _describe(reference: ContinuousTiming, other: ContinuousTiming, request_id: str, at: int) -> str:
     sides = "; ".join(
-        f"pool {timing.pool_blocks} continues {_continuation(timing, request_id, at)} "
+        f"{timing.point.name} continues {_continuation(timing, request_id, at)} "
         f"(best two logits {_gap(timing, request_id, at)} apart, {_evictions(timing, request_id, at)})"
         for timing in (reference, other)
     )

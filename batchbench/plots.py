@@ -39,25 +39,46 @@ STYLE: dict[Any, Any] = {
 DARK, MID, LIGHT, ALERT = "#0072B2", "#E69F00", "#C9DDEB", "#000000"
 
 
+_LINES: list[dict[str, Any]] = [
+    {"marker": marker, "linestyle": style, "color": colour, "markersize": size, "markerfacecolor": "none"}
+    for size, marker, style, colour in (
+        (12, "o", "-", DARK), (11, "s", "--", MID), (10, "^", ":", "0.2"), (9, "D", "-.", "#009E73"),
+        (8, "v", "-", "0.6"), (7, "X", "--", "#CC79A7"), (6, "P", ":", DARK), (5, "<", "-.", MID),
+    )
+]  # fmt: skip
+_COMPARED = (
+    ("occupancy", "Occupancy", "share of slots that forwarded a row", 1),
+    ("preemptions_per_request", "Evictions", "evictions per request", 1),
+    ("recompute_fraction", "Recompute", "share of forward positions [%]", 100),
+    ("mean_latency_iterations", "Latency", "mean of all requests [iterations]", 1),
+)
 _NAMED_REQUESTS = 24  # more than these would overprint each other
 
 
-def draw_all(result: Result, folder: Path, pool_blocks: int | None = None) -> list[Path]:
+def draw_all(result: Result, folder: Path, point: int | None = None) -> list[Path]:
     """Draw every figure as PNG into `folder`.
 
-    pool_blocks: the pool of the slot timeline and of the one iteration; the one that recomputes
-    most if None. The slot timeline is left out where the engine does not report slots.
+    point: that of the slot timeline and of the one iteration; the one that recomputes most if None. Where more than the
+    pool varies, `choices` compares the points. Left out: the slot timeline where the engine does not report slots, and
+    the curves over the pool's size where there is one size or too many choices.
     """
-    pool_blocks = _closer_look(result, pool_blocks)
+    point = _closer_look(result, point)
+    pools = result.tables["pools"]
+    choices, sizes = pools["choices"].nunique(), pools["pool_blocks"].nunique()
     figures: dict[str, Callable[[], Figure]] = {
-        "pool_sweep": lambda: pool_sweep(result),
+        "pool_sweep": lambda: pool_sweep(result) if choices == 1 else pool_sweep_by_choice(result),
+        "choices": lambda: compare_choices(result),
         "staircase": lambda: staircase(result),
-        "slot_timeline": lambda: slot_timeline(result, pool_blocks),
-        "rows_against_positions": lambda: rows_against_positions(result, pool_blocks),
+        "slot_timeline": lambda: slot_timeline(result, point),
+        "rows_against_positions": lambda: rows_against_positions(result, point),
     }
     with mpl.rc_context(STYLE):
-        if not any(_stays(result, pool_blocks)):
+        if not any(_stays(result, point)):
             del figures["slot_timeline"]
+        if choices == 1:
+            del figures["choices"]
+        elif sizes == 1 or choices > len(_LINES):
+            del figures["pool_sweep"]
         drawn = {folder / f"{name}.png": draw() for name, draw in figures.items()}  # all, before any is written
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +96,7 @@ def pool_sweep(result: Result) -> Figure:
     ((top_left, top_right), (low_left, low_right)) = figure.subplots(2, 2, sharex=True)
     x = pools["pool_blocks"].to_numpy()
 
-    ceiling = pools["issued_tokens"] / (int(result.run["engine"]["slots"]) * pools["floor_iterations"])
+    ceiling = pools["issued_tokens"] / (pools["slots"] * pools["floor_iterations"])
     top_left.plot(x, ceiling, "k--", linewidth=0.9, label="no schedule can exceed")
     top_left.plot(x, pools["occupancy"], "o-", color=DARK, label="measured")
     top_left.set(title="Occupancy", ylabel="share of slots that forwarded a row", ylim=(0, 1.05))
@@ -109,21 +130,71 @@ def pool_sweep(result: Result) -> Figure:
     return figure
 
 
+def pool_sweep_by_choice(result: Result) -> Figure:
+    """The same against the pool's size, a line for each of the other choices."""
+    pools = result.tables["pools"].sort_values("pool_blocks")
+    figure = Figure(figsize=(8.6, 6.6), layout="constrained")
+    grid = figure.subplots(2, 2, sharex=True)
+    for axes, (column, title, unit, scale) in zip(grid.flat, _COMPARED, strict=True):
+        for label, line in zip(pools["choices"].unique(), _LINES, strict=False):
+            mine = pools[pools["choices"] == label]
+            axes.plot(mine["pool_blocks"], scale * mine[column], clip_on=False, label=_choice_name(label), **line)
+        axes.set(title=title, ylabel=unit, ylim=(0, None))
+        if axes.dataLim.ymax <= 0:
+            axes.set_ylim(0, 1)
+    sizes = np.unique(pools["pool_blocks"].to_numpy())
+    for axes in grid[1]:
+        axes.set_xlabel("pool [blocks]")
+        _pool_axis(axes, sizes)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=1 if max(map(len, labels)) > 45 else 2)
+    figure.suptitle(
+        f"{_title(result)}: what a smaller pool costs under each choice; every point produced the same text"
+    )
+    return figure
+
+
+def compare_choices(result: Result) -> Figure:
+    """The figures of every point side by side, a bar each."""
+    pools = result.tables["pools"]
+    several = pools["pool_blocks"].nunique() > 1
+    labels = [
+        _choice_name(point.choices) + (f"  ·  {show_blocks(point.pool_blocks)}" if several else "")
+        for point in _records(pools)
+    ]
+    y = np.arange(len(labels))
+    figure = Figure(figsize=(12.5, 1.4 + min(14.0, 0.27 * len(labels))), layout="constrained")
+    compared = (*_COMPARED, ("engine_s", "Time", "inside the engine, measured [s]", 1))
+    for axes, (column, title, unit, scale) in zip(figure.subplots(1, 5, sharey=True), compared, strict=True):
+        values = scale * pools[column].to_numpy(dtype=float)
+        bars = axes.barh(y, np.nan_to_num(values), color=LIGHT, edgecolor="0.2", height=0.7)
+        axes.bar_label(bars, ["-" if np.isnan(v) else f"{v:.3g}" for v in values], fontsize=7, padding=2)
+        axes.set_title(title)
+        axes.set_xlabel(unit.replace(" that ", "\nthat ").replace(" [", "\n["))
+        axes.set_xlim(0, 1.25 * max(np.nanmax(values, initial=0), 1e-9))
+        axes.grid(axis="y", visible=False)
+        axes.set_yticks(y, labels, fontsize=8)
+        axes.set_ylim(len(labels) - 0.4, -0.6)
+    only = "" if several else f", pool of {show_blocks(int(pools['pool_blocks'][0]))}"
+    figure.suptitle(f"{_title(result)}: the choices side by side{only}; every point produced the same text")
+    return figure
+
+
 def staircase(result: Result) -> Figure:
-    """Each request from arrival to last token, a panel per pool, evictions marked."""
-    sizes = [int(size) for size in result.tables["pools"]["pool_blocks"]]
-    columns = min(3, len(sizes))
-    rows = -(-len(sizes) // columns)
-    names = list(result.pool("requests", sizes[0])["request_id"])
+    """Each request from arrival to last token, a panel per point, evictions marked."""
+    points = list(result.tables["pools"]["point"])
+    columns = min(3, len(points))
+    rows = -(-len(points) // columns)
+    names = list(result.point("requests", 0)["request_id"])
     height = min(4.5, 1.1 + 0.22 * len(names))
     figure = Figure(figsize=(3.1 * columns + 0.6, height * rows + 0.5), layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, size in zip(grid.flat, sizes, strict=False):
-        _staircase_panel(axes, result, size, names)
-    for axes in grid.flat[len(sizes) :]:
+    for axes, point in zip(grid.flat, points, strict=False):
+        _staircase_panel(axes, result, point, names)
+    for axes in grid.flat[len(points) :]:
         axes.set_visible(False)
     grid[0, 0].set_xlim(0, 1.1 * (result.tables["requests"]["finished_iteration"].max() + 1))
-    for axes in grid.flat[: len(sizes)][-columns:]:  # the lowest of each column
+    for axes in grid.flat[: len(points)][-columns:]:  # the lowest of each column
         axes.set_xlabel("iteration")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.tick_params(labelbottom=True)
@@ -134,22 +205,25 @@ def staircase(result: Result) -> Figure:
     return figure
 
 
-def slot_timeline(result: Result, pool_blocks: int) -> Figure:
-    """Who holds which slot when, in one pool: prefill, resume, decode and eviction told apart."""
-    stays = list(_stays(result, pool_blocks))
-    slots, used = int(result.run["engine"]["slots"]), max(stay.slot for stay in stays) + 1
+def slot_timeline(result: Result, point: int) -> Figure:
+    """Who holds which slot when, at one point: prefill, resume, decode and eviction told apart."""
+    stays = list(_stays(result, point))
+    slots, used = int(result.tables["pools"]["slots"][point]), max(stay.slot for stay in stays) + 1
     end = max(stay.end for stay in stays)
     figure = Figure(figsize=(9.5, 1.5 + min(9.0, 0.42 * used)), layout="constrained")
     axes = figure.subplots()
     _draw_stays(axes, stays, [stay.slot for stay in stays], 0.7, 0.6)
-    first = max(1.0, end / 300)  # one iteration, but never too thin to see
-    for resumed, colour, hatch in ((False, DARK, ""), (True, MID, "////")):
-        begun = [stay for stay in stays if stay.resumed is resumed]
+    thin = max(1.0, end / 300)  # one iteration, but never too thin to see
+    looks = {"prefill": (DARK, ""), "resume (computes its context again)": (MID, "////"), "swapped back": (MID, "")}
+    for look, (colour, hatch) in looks.items():
+        begun = [stay for stay in stays if stay.begins == look]
         left, y = [stay.start for stay in begun], [stay.slot for stay in begun]
-        axes.barh(y, first, left=left, height=0.7, color=colour, hatch=hatch, edgecolor="0.1", linewidth=0.6)
+        width = [max(thin, stay.first) for stay in begun]
+        axes.barh(y, width, left=left, height=0.7, color=colour, hatch=hatch, edgecolor="0.1", linewidth=0.6)
     evicted = [stay for stay in stays if stay.evicted]
     axes.plot([s.end for s in evicted], [s.slot for s in evicted], "X", color=ALERT, markersize=6, clip_on=False)
     for stay in stays:
+        first = max(thin, stay.first)
         if stay.end - stay.start - first > 0.011 * end * len(stay.request_id):  # the name fits
             middle = (stay.start + first + stay.end) / 2
             axes.text(middle, stay.slot, stay.request_id, ha="center", va="center", fontsize=7)
@@ -159,31 +233,36 @@ def slot_timeline(result: Result, pool_blocks: int) -> Figure:
     axes.grid(axis="y", visible=False)
     figure.legend(
         handles=[
-            Patch(facecolor=DARK, edgecolor="0.1", label="prefill"),
             Patch(facecolor=LIGHT, edgecolor="0.3", label="decode"),
-            Patch(facecolor=MID, edgecolor="0.1", hatch="////", label="resume (recomputes its context)"),
+            *(
+                Patch(facecolor=colour, edgecolor="0.1", hatch=hatch, label=look)
+                for look, (colour, hatch) in looks.items()
+                if look != "swapped back" or any(stay.begins == look for stay in stays)
+            ),
             mpl.lines.Line2D([], [], marker="X", linestyle="", color=ALERT, label="evicted"),
         ],
         loc="outside lower center",
-        ncols=4,
+        ncols=5,
     )
     unused = f" ({slots - used} of {slots} slots never used)" if used < slots else ""
-    axes.set_title(f"{_title(result)}: slots over time, pool of {show_blocks(pool_blocks)}{unused}")
+    axes.set_title(f"{_title(result)}: slots over time, {_point_name(result, point)}{unused}")
     return figure
 
 
-def rows_against_positions(result: Result, pool_blocks: int) -> Figure:
-    """Counted in rows and in positions: one iteration of one pool, then every pool's whole run."""
+def rows_against_positions(result: Result, point: int) -> Figure:
+    """Counted in rows and in positions: one iteration of one point, then every point's whole run."""
     pools = result.tables["pools"]
-    labels = [str(size) for size in pools["pool_blocks"]]
+    varied = pools["choices"].nunique() > 1
+    labels = [str(one.point if varied else one.pool_blocks) for one in _records(pools)]
+    axis = "point of the sweep" if varied else "pool [blocks]"
     label = {"fontsize": 8, "rotation": 90 if len(labels) > 8 else 0, "padding": 2}
     figure = Figure(figsize=(10.5, 3.9), layout="constrained")
     one, rows, positions = figure.subplots(1, 3, width_ratios=(0.7, 1, 1))
-    _one_iteration(one, result, pool_blocks)
+    _one_iteration(one, result, point)
 
     bars = rows.bar(labels, pools["issued_tokens"], color=LIGHT, edgecolor="0.2")
     rows.bar_label(bars, **label)
-    rows.set(title="whole runs, counted in rows", xlabel="pool [blocks]", ylabel="rows")
+    rows.set(title="whole runs, counted in rows", xlabel=axis, ylabel="rows")
     rebuilt = pools["rebuilt_tokens"]
     if rebuilt.isna().any():  # unreported is not zero: no split
         bars = positions.bar(labels, pools["forward_tokens"], color=LIGHT, edgecolor="0.2")
@@ -195,7 +274,7 @@ def rows_against_positions(result: Result, pool_blocks: int) -> Figure:
                              label="K/V that had existed")  # fmt: skip
         positions.bar_label(bars, labels=[str(total) for total in pools["forward_tokens"]], **label)
         positions.legend(loc="upper left", fontsize=8)
-    positions.set(title="the same, counted in positions", xlabel="pool [blocks]", ylabel="positions")
+    positions.set(title="the same, counted in positions", xlabel=axis, ylabel="positions")
     for axes in (rows, positions):
         axes.set_ylim(0, 1.35 * pools["forward_tokens"].max())
         axes.grid(axis="x", visible=False)
@@ -204,16 +283,16 @@ def rows_against_positions(result: Result, pool_blocks: int) -> Figure:
     return figure
 
 
-def _one_iteration(axes: Axes, result: Result, pool_blocks: int) -> None:
+def _one_iteration(axes: Axes, result: Result, point: int) -> None:
     """The iteration that recomputed most beside decoding rows, counted both ways."""
-    recomputing = [row for row in _records(result.pool("iterations", pool_blocks)) if row.recomputed_tokens > 0]
+    recomputing = [row for row in _records(result.point("iterations", point)) if row.recomputed_tokens > 0]
     if not recomputing:
-        note = f"pool of {show_blocks(pool_blocks)}:\nno iteration is known\nto have recomputed"
+        note = f"{_point_name(result, point)}:\nno iteration is known\nto have recomputed"
         axes.text(0.5, 0.5, note, ha="center", va="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
     chosen = max(recomputing, key=lambda row: (row.issued_tokens > row.prefill_rows, row.recomputed_tokens))
-    prefills = _records(result.pool("prefills", pool_blocks))
+    prefills = _records(result.point("prefills", point))
     resumed = sum(p.resumed for p in prefills if p.iteration == chosen.iteration)
     resume = np.array([resumed, chosen.recomputed_tokens])
     other = np.array([chosen.issued_tokens, chosen.forward_tokens]) - resume
@@ -225,7 +304,10 @@ def _one_iteration(axes: Axes, result: Result, pool_blocks: int) -> None:
         bars = axes.bar(names, values, bottom=bottom, color=colour, hatch=hatch, edgecolor="0.1", label=label)
     # Above the bars: a count of three beside one of a hundred leaves no room inside.
     axes.bar_label(bars, [f"{other[n]:.0f} + {resume[n]:.0f}" for n in range(2)], fontsize=8, padding=2)
-    axes.set(title=f"iteration {chosen.iteration}, {show_blocks(pool_blocks)}", ylabel="count")
+    axes.set(
+        title=f"iteration {chosen.iteration}, {show_blocks(int(result.tables['pools']['pool_blocks'][point]))}",
+        ylabel="count",
+    )
     axes.set_ylim(0, 1.3 * (other + resume).max())
     axes.grid(axis="x", visible=False)
     axes.legend(loc="upper left", fontsize=8)
@@ -235,6 +317,16 @@ def _title(result: Result) -> str:
     name = str(result.run["scenario"]["name"])
     short = name if len(name) <= 40 else f"{name[:39]}…"
     return f"{short} (fast numerics)" if result.run["engine"].get("numerics") == "fast" else short
+
+
+def _choice_name(label: str) -> str:
+    return label or "as the scenario says"
+
+
+def _point_name(result: Result, point: int) -> str:
+    about = result.tables["pools"].iloc[point]
+    label = about["choices"]
+    return f"pool of {show_blocks(int(about['pool_blocks']))}" + (f", {label}" if label else "")
 
 
 def _records(frame: pd.DataFrame) -> list[Any]:
@@ -273,14 +365,14 @@ def _mark_non_monotone(axes: Axes, pools: pd.DataFrame) -> None:
             return
 
 
-def _staircase_panel(axes: Axes, result: Result, pool_blocks: int, names: list[str]) -> None:
-    requests = result.pool("requests", pool_blocks)
-    evictions = result.pool("evictions", pool_blocks)
+def _staircase_panel(axes: Axes, result: Result, point: int, names: list[str]) -> None:
+    requests = result.point("requests", point)
+    evictions = result.point("evictions", point)
     place = {name: i for i, name in enumerate(names)}
     arrival, latency = requests["arrival_iteration"].to_numpy(), requests["latency_iterations"].to_numpy()
     edge = 0.6 if len(names) <= _NAMED_REQUESTS else 0.15
     axes.barh(range(len(names)), latency, left=arrival, height=0.62, color="white", edgecolor="0.3", linewidth=edge)
-    stays = list(_stays(result, pool_blocks))
+    stays = list(_stays(result, point))
     _draw_stays(axes, stays, [place[stay.request_id] for stay in stays], 0.62, edge)
     axes.plot(
         evictions["iteration"],
@@ -296,7 +388,9 @@ def _staircase_panel(axes: Axes, result: Result, pool_blocks: int, names: list[s
         axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-    axes.set_title(f"pool of {show_blocks(pool_blocks)}")
+    axes.set_title(
+        _point_name(result, point).replace(", ", "\n"), fontsize=10 if len(_point_name(result, point)) < 30 else 8
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,26 +401,35 @@ class _Stay:
     slot: int
     start: int
     end: int
-    resumed: bool
     evicted: bool
+    begins: str  # with which kind of work
+    first: int  # and for how many iterations
 
 
-def _stays(result: Result, pool_blocks: int) -> Iterator[_Stay]:
+def _stays(result: Result, point: int) -> Iterator[_Stay]:
     """In order of admission; none where the engine does not report slots."""
-    admissions = result.pool("admissions", pool_blocks)
+    admissions = result.point("admissions", point)
     if admissions["slot"].isna().any():
         return
+    prefilled: dict[str, list[int]] = {}
+    for prefill in _records(result.point("prefills", point)):
+        prefilled.setdefault(prefill.request_id, []).append(prefill.iteration)
     leaves: dict[str, list[int]] = {}
-    for eviction in _records(result.pool("evictions", pool_blocks)):
+    for eviction in _records(result.point("evictions", point)):
         leaves.setdefault(eviction.request_id, []).append(eviction.iteration)
-    finished = result.pool("requests", pool_blocks).set_index("request_id")["finished_iteration"]
+    finished = result.point("requests", point).set_index("request_id")["finished_iteration"]
     nth: dict[str, int] = {}
     for stay in _records(admissions):
         name = stay.request_id
         n = nth[name] = nth.get(name, -1) + 1
         evicted = n < len(leaves.get(name, ()))
         end = leaves[name][n] if evicted else int(finished[name]) + 1
-        yield _Stay(name, int(stay.slot), stay.iteration, end, bool(stay.resumed), evicted)
+        computing = [at for at in prefilled.get(name, ()) if stay.iteration <= at < end]
+        begins = "resume (computes its context again)" if stay.resumed else "prefill"
+        if stay.resumed and stay.swapped_tokens > 0:
+            begins = "swapped back"
+        first = max(computing, default=stay.iteration) - stay.iteration + 1
+        yield _Stay(name, int(stay.slot), stay.iteration, end, evicted, begins, first)
 
 
 def _draw_stays(axes: Axes, stays: list[_Stay], y: list[int], height: float, edge: float) -> None:
@@ -335,11 +438,10 @@ def _draw_stays(axes: Axes, stays: list[_Stay], y: list[int], height: float, edg
 
 
 def _closer_look(result: Result, asked: int | None) -> int:
-    """The pool asked for, else the one with the largest recompute fraction."""
-    pools = result.tables["pools"]
-    sizes = [int(size) for size in pools["pool_blocks"]]
+    """The point asked for, else the one with the largest recompute fraction."""
+    shares = result.tables["pools"]["recompute_fraction"].to_numpy(dtype=float)
     if asked is None:
-        return sizes[int(np.nan_to_num(pools["recompute_fraction"].to_numpy(dtype=float)).argmax())]
-    if asked not in sizes:
-        raise UsageError(f"the result has no pool of {asked} blocks; it has {', '.join(map(str, sizes))}")
+        return int(np.nan_to_num(shares).argmax())
+    if not 0 <= asked < len(shares):
+        raise UsageError(f"the result has no point {asked}; it has 0 to {len(shares) - 1}")
     return asked

@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from batchbench.predict import floor_iterations, floor_positions
-from batchbench.protocol import EngineDescription, RequestSpec, Tokenizer
+from batchbench.protocol import EngineDescription, Point, RequestSpec, Tokenizer
 from batchbench.timing import DEGENERATE_REPETITION, REPETITION_WINDOW, ContinuousTiming
 from batchbench.units import show_blocks, show_bytes, show_count, show_seconds
 
@@ -37,7 +37,8 @@ class Sheet:
         """On standard output, as wide as it needs: a terminal may wrap it, but no figure is cut."""
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for heading in self.headings:
-            table.add_column(heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
+            side: Literal["left", "right"] = "left" if heading == "choices" else "right"
+            table.add_column(heading.replace(" ", "\n", 1), justify=side, no_wrap=True)
         for row in self.rows:
             table.add_row(*row)
         Console(width=1000).print(table, highlight=False, markup=False)
@@ -48,14 +49,19 @@ class Sheet:
 
 
 def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
-    """The headline of each pool, in the roundings that the field's texts use, and a column more if numerics is fast."""
+    """The headline of each point, in the roundings that the field's texts use.
+
+    A column more where choices vary, or where numerics is fast.
+    """
     verdict = "identical" if len(pools) > 1 else "not compared"
     if any(pool["text_digest"] is None for pool in pools):
         verdict = "not computed"
+    varied = any(pool["choices"] for pool in pools)
     fast = ("fast",) if any(pool["numerics"] == "fast" for pool in pools) else ()
     return Sheet(
         (
             "pool",
+            *(("choices",) if varied else ()),
             "occupancy",
             "evictions per request",
             "recompute share",
@@ -67,6 +73,7 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
         tuple(
             (
                 show_blocks(pool["pool_blocks"]),
+                *((one_line(pool["choices"]),) if varied else ()),
                 f"{pool['occupancy']:.3f}",
                 _show(pool["preemptions_per_request"], "{:.2f}", "not reported"),
                 _show(pool["recompute_fraction"], "{:.1%}", "not reported"),
@@ -81,22 +88,27 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
 
 
 def plan_rows(
-    requests: Sequence[RequestSpec], pools: Sequence[int], engine: EngineDescription, bandwidth: float | None
+    requests: Sequence[RequestSpec],
+    points: Sequence[Point],
+    engines: Sequence[EngineDescription],
+    bandwidth: float | None,
 ) -> list[dict[str, Any]]:
-    """What a sweep would run, per pool, with the floor that no run can undercut.
+    """What a sweep would run, per point, with the floor that no run can undercut.
 
-    bandwidth: bytes per second at which this machine reads that many weights; None if unknown.
+    engines: as each point would build it. bandwidth: bytes per second at which this machine reads that many weights;
+    None if unknown.
     """
-    weights = engine.iteration_weight_bytes
     rows = []
-    for pool_blocks in pools:
+    for point, engine in zip(points, engines, strict=True):
+        weights = engine.iteration_weight_bytes
         iterations = floor_iterations(
-            requests, engine.slots, engine.block_size, pool_blocks, shared=bool(engine.prefix_cache)
+            requests, engine.slots, engine.block_size, point.pool_blocks, shared=bool(engine.prefix_cache)
         )
         rows.append(
             {
-                "pool_blocks": pool_blocks,
-                "pool_bytes": replace(engine, pool_blocks=pool_blocks).pool_bytes,
+                "pool_blocks": point.pool_blocks,
+                "choices": point.label,
+                "pool_bytes": replace(engine, pool_blocks=point.pool_blocks).pool_bytes,
                 "floor_iterations": iterations,
                 "floor_positions": floor_positions(requests),
                 "weights_read_s": None if weights is None or bandwidth is None else iterations * weights / bandwidth,
@@ -106,11 +118,20 @@ def plan_rows(
 
 
 def plan_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
+    varied = any(row["choices"] for row in rows)
     return Sheet(
-        ("pool", "KV bytes", "iterations, at least", "positions, at least", "reading the weights"),
+        (
+            "pool",
+            *(("choices",) if varied else ()),
+            "KV bytes",
+            "iterations, at least",
+            "positions, at least",
+            "reading the weights",
+        ),
         tuple(
             (
                 show_blocks(row["pool_blocks"]),
+                *((one_line(row["choices"]),) if varied else ()),
                 "not reported" if row["pool_bytes"] is None else show_bytes(row["pool_bytes"]),
                 str(row["floor_iterations"]),
                 str(row["floor_positions"]),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from batchbench.protocol import IterationOutcome
+from batchbench.protocol import IterationOutcome, Point
 from batchbench.sweep import SweepObserver
 from batchbench.timing import ContinuousTiming
 from batchbench.units import show_seconds
@@ -22,7 +22,7 @@ class ProgressLines(SweepObserver):
     def __init__(self, console: Console, requests: int) -> None:
         self._console, self._requests = console, requests
         self._bar = Progress(
-            TextColumn("pool {task.fields[pool]:>6}"),
+            TextColumn("pool {task.fields[pool]}"),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[state]}"),
             console=console,
@@ -32,14 +32,14 @@ class ProgressLines(SweepObserver):
         self._iterations = self._finished = self._evictions = 0
         self._drawn = self._began = 0.0
 
-    def on_start(self, pools: Sequence[int]) -> None:
+    def on_start(self, points: Sequence[Point]) -> None:
         if self._console.is_terminal:
             self._bar.start()
 
-    def on_pool(self, pool_blocks: int) -> None:
+    def on_point(self, point: Point) -> None:
         self._iterations = self._finished = self._evictions = 0
         self._began = time.monotonic()
-        self._task = self._bar.add_task("", total=self._requests, pool=pool_blocks, state="")
+        self._task = self._bar.add_task("", total=self._requests, pool=_column(point), state="")
         self._draw()
 
     def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
@@ -52,7 +52,7 @@ class ProgressLines(SweepObserver):
     def on_timing(self, timing: ContinuousTiming) -> None:
         self._draw()
         if not self._console.is_terminal:
-            self._console.print(f"pool {timing.pool_blocks:>6}  {self._state()}", highlight=False)
+            self._console.print(f"pool {_column(timing.point)}  {self._state()}", highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._console.is_terminal:
@@ -68,3 +68,7 @@ class ProgressLines(SweepObserver):
         self._drawn = time.monotonic()
         if self._task is not None and self._console.is_terminal:
             self._bar.update(self._task, completed=self._finished, state=self._state(), refresh=True)
+
+
+def _column(point: Point) -> str:
+    return f"{point.pool_blocks:>6}" + (f"  {point.label:<30}" if point.choices else "")

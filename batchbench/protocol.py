@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from batchbench.errors import OutcomeRefused
 
@@ -211,6 +211,24 @@ class EngineDescription:
         return self.pool_blocks * self.block_size * self.kv_bytes_per_token
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One setting of a sweep: a pool, and what else of the engine differs from the scenario's, as (name, value)."""
+
+    pool_blocks: int
+    choices: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The choices in words; empty if only the pool varies."""
+        said = {True: "on", False: "off"}
+        return ", ".join(f"{name} {said[value] if type(value) is bool else value}" for name, value in self.choices)
+
+    @property
+    def name(self) -> str:
+        return f"pool {self.pool_blocks}" + (f", {self.label}" if self.choices else "")
+
+
 class BenchEngine(Protocol):
     """An engine with one pool, from construction to close. All ids are the harness's."""
 
@@ -246,8 +264,13 @@ class Tokenizer(Protocol):
         ...
 
 
-EngineFactory = Callable[[int], BenchEngine]
-"""Builds an engine whose KV pool has that many blocks, everything else fixed."""
+class EngineFactory(Protocol):
+    """Builds an engine whose KV pool has that many blocks."""
+
+    def __call__(self, pool_blocks: int, /, **choices: Any) -> BenchEngine:
+        """choices: fields of EngineSettings that differ from the scenario's. Raises UsageError."""
+        ...
+
 
 Clock = Callable[[], float]
 """Seconds on a clock that never goes back, such as `time.perf_counter`."""

@@ -1,4 +1,4 @@
-"""Result folders: each pool saved as it finishes, the joined tables replaced atomically, read back whole."""
+"""Result folders: each point saved as it finishes, the joined tables replaced atomically, read back whole."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from batchbench.errors import BatchbenchError, ResultError, UsageError
 from batchbench.schema import SCHEMA_VERSION, TABLES, arrow_schema
 from batchbench.tables import arrow_tables
-from batchbench.timing import ContinuousTiming, reference_timing
+from batchbench.timing import ContinuousTiming
 
-_PARTS = "batchbench-parts"  # pools saved while a sweep runs
+_PARTS = "batchbench-parts"  # points saved while a sweep runs
 _FILES = (*(f"{name}.parquet" for name in TABLES), "run.json")
 _MARK = ".made-by-batchbench"  # in _PARTS: this folder is ours to delete
 
@@ -44,10 +44,10 @@ class Result:
         """A table's rows with exact types, nulls as None."""
         return list(self.arrow[table].to_pylist())
 
-    def pool(self, table: str, pool_blocks: int) -> pd.DataFrame:
-        """The rows of one pool."""
+    def point(self, table: str, point: int) -> pd.DataFrame:
+        """The rows of one point of the sweep."""
         frame = self.tables[table]
-        return frame[frame["pool_blocks"] == pool_blocks]
+        return frame[frame["point"] == point]
 
 
 class ResultWriter:
@@ -56,6 +56,7 @@ class ResultWriter:
     def __init__(self, folder: Path) -> None:
         self.folder, self._parts = folder, folder / _PARTS
         self._run_id = uuid.uuid4().hex
+        self._saved = 0
 
     def open(self) -> None:
         """Create the folder with no parts in it. Raises UsageError if it cannot be written or is not ours."""
@@ -68,19 +69,20 @@ class ResultWriter:
             self._parts.mkdir()
             (self._parts / _MARK).touch()
 
-    def save_pool(self, timing: ContinuousTiming) -> None:
-        """Save a finished pool among the parts, complete or not at all; paired columns wait for `join`."""
-        name = f"pool-{timing.pool_blocks}"
+    def save_point(self, timing: ContinuousTiming) -> None:
+        """Save a finished point among the parts, complete or not at all; paired columns wait for `join`."""
+        name = f"point-{self._saved}"
         unfinished = self._parts / f".{name}"
         with _writing(self.folder):
             unfinished.mkdir()
-            for table, data in arrow_tables([timing], None).items():
+            for table, data in arrow_tables([timing], first=self._saved, paired=False).items():
                 self._write_table(data, unfinished / f"{table}.parquet")
             unfinished.rename(self._parts / name)
+        self._saved += 1
 
     def join(self, timings: list[ContinuousTiming], run: Mapping[str, Any]) -> None:
         """Replace the folder's tables and run.json by this sweep's, then drop the parts."""
-        tables = arrow_tables(timings, reference_timing(timings))
+        tables = arrow_tables(timings)
         document = {"schema_version": SCHEMA_VERSION, "run_id": self._run_id, **run}
         with _writing(self.folder):
             for name, data in tables.items():
@@ -91,7 +93,7 @@ class ResultWriter:
             self.discard_parts()
 
     def discard_parts(self) -> None:
-        """Forget the pools saved so far. Raises UsageError rather than delete what batchbench did not make."""
+        """Forget the points saved so far. Raises UsageError rather than delete what batchbench did not make."""
         if not self._parts.exists() and not self._parts.is_symlink():
             return
         mark = self._parts / _MARK
@@ -153,24 +155,27 @@ def load_result(folder: str | Path) -> Result:
             raise ResultError(f"{folder}: {name}.parquet is from another run than run.json")
         if not table.schema.equals(arrow_schema(name)):
             raise ResultError(f"{folder}: {name}.parquet has other columns than schema version {SCHEMA_VERSION}")
-    _check_rows(folder, read, int(run["engine"]["slots"]))
+    _check_rows(folder, read)
     return Result(run, read)
 
 
-def _check_rows(folder: Path, tables: Mapping[str, pa.Table], slots: int) -> None:
-    """Raise ResultError unless the tables speak of the same pools and requests, each once, in slots that exist."""
-    pools = tables["pools"]["pool_blocks"].to_pylist()
-    requests = list(zip(*(tables["requests"][c].to_pylist() for c in ("pool_blocks", "request_id")), strict=True))
-    if not pools or len(set(pools)) < len(pools) or min(pools) < 1:
-        raise ResultError(f"{folder}: damaged file: pools.parquet has no pools, or one twice, or one of no blocks")
-    ids = [name for pool, name in requests if pool == pools[0]]
-    if requests != [(pool, name) for pool in pools for name in ids] or len(set(ids)) < len(ids) or not ids:
-        raise ResultError(f"{folder}: damaged file: requests.parquet does not have every request once per pool")
+def _check_rows(folder: Path, tables: Mapping[str, pa.Table]) -> None:
+    """Raise ResultError unless the tables speak of the same points and requests, each once, in slots that exist."""
+    pools = tables["pools"]
+    points = pools["point"].to_pylist()
+    keys = set(zip(*(pools[c].to_pylist() for c in ("pool_blocks", "choices")), strict=True))
+    if not points or points != list(range(len(points))) or len(keys) < len(points) or min(keys)[0] < 1:
+        raise ResultError(f"{folder}: damaged file: pools.parquet has no points, or one twice, or one of no blocks")
+    slots = max(pools["slots"].to_pylist())
+    requests = list(zip(*(tables["requests"][c].to_pylist() for c in ("point", "request_id")), strict=True))
+    ids = [name for point, name in requests if point == 0]
+    if requests != [(point, name) for point in points for name in ids] or len(set(ids)) < len(ids) or not ids:
+        raise ResultError(f"{folder}: damaged file: requests.parquet does not have every request once per point")
     for name in ("iterations", "admissions", "prefills", "evictions", "texts"):
-        columns = [c for c in ("pool_blocks", "request_id") if c in tables[name].column_names]
-        known = set(requests) if len(columns) == 2 else {(pool,) for pool in pools}
+        columns = [c for c in ("point", "request_id") if c in tables[name].column_names]
+        known = set(requests) if len(columns) == 2 else {(point,) for point in points}
         if set(zip(*(tables[name][c].to_pylist() for c in columns), strict=True)) - known:
-            raise ResultError(f"{folder}: damaged file: {name}.parquet speaks of pools or requests that are not there")
+            raise ResultError(f"{folder}: damaged file: {name}.parquet speaks of points or requests that are not there")
         if "slot" in tables[name].column_names:
             used = [slot for slot in tables[name]["slot"].to_pylist() if slot is not None]
             if used and not 0 <= min(used) <= max(used) < slots:
@@ -186,6 +191,4 @@ def _complete(run: Mapping[str, Any]) -> bool:
         and isinstance(scenario.get("name"), str)
         and scenario["name"].isprintable()
         and isinstance(engine, dict)
-        and type(slots := engine.get("slots")) is int
-        and 1 <= slots <= 2**31
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from batchbench.errors import ScenarioError
@@ -20,6 +21,19 @@ Blocks = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Requests = Annotated[int, Field(ge=1, le=1_000_000)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 Index = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Rules = Literal["batchbench", "vllm-v1", "sglang"]
+Victim = Annotated[str, Field(min_length=1, max_length=200)]
+Admission = Literal["incremental", "reserve-output", "reserve-max"]
+Gate = Literal["full-prompt", "first-chunk"]
+Reclaim = Literal["recompute", "swap"]
+Batching = Literal["continuous", "static"]
+Choices = tuple[tuple[str, Any], ...]  # fields of EngineSettings that a point changes, and their values
+_BLOCKS, _SIZE = "pool in blocks", "pool in bytes or relative"  # which of the two a value is meant to be
+PoolSize = Annotated[
+    Annotated[Blocks, Tag(_BLOCKS)]
+    | Annotated[str, Field(pattern=r"^[0-9]{1,12}(\.[0-9]{1,6})?(x|B|[KMGT]i?B)$"), Tag(_SIZE)],
+    Discriminator(lambda value: _SIZE if isinstance(value, str) else _BLOCKS),
+]
 MAX_PROMPT_TOKENS = 100_000_000  # of all requests together
 
 
@@ -38,10 +52,10 @@ class EngineSettings(_Frozen):
     slots: Slots = Field(description="Rows a forward can have: the most requests that run at once.")
     block_size: BlockSize = Field(16, description="Positions in a block of the KV pool.")
     watermark_blocks: Index = Field(0, description="Blocks that admission leaves free while others run.")
-    rules: Literal["batchbench", "vllm-v1", "sglang"] = Field(
+    rules: Rules = Field(
         "batchbench", description="Whose schedule (docs/preemption.md): this project's, vLLM's v1, or SGLang's."
     )
-    victim: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+    victim: Victim | None = Field(
         None,
         description="Who gives way when the pool is short: `youngest`, `oldest`, `fewest-cached`, `most-cached`, "
         "`most-blocks-per-remaining-token`, `priority`, `fewest-output`; left out, the rules' own.",
@@ -49,23 +63,23 @@ class EngineSettings(_Frozen):
     token_budget: Tokens | None = Field(
         None, description="Positions that an iteration may compute: longer prompts go in chunks; no limit if left out."
     )
-    admission: Literal["incremental", "reserve-output", "reserve-max"] = Field(
+    admission: Admission = Field(
         "incremental",
         description="Positions whose blocks an admission buys: those of its tokens so far, of all its output too, or "
         "`max_tokens`.",
     )
     max_tokens: Tokens | None = Field(None, description="Positions that `reserve-max` reserves for each request.")
-    admission_gate: Literal["full-prompt", "first-chunk"] = Field(
+    admission_gate: Gate = Field(
         "full-prompt", description="Under `vllm-v1`: what must fit before a request is admitted."
     )
-    reclaim: Literal["recompute", "swap"] = Field(
+    reclaim: Reclaim = Field(
         "recompute", description="What becomes of a victim's K/V: dropped and computed again, or copied out and back."
     )
     swap_blocks: Index = Field(0, description="Blocks of the host pool that `swap` copies to.")
     prefix_cache: bool = Field(
         False, description="Full blocks of equal content at equal positions are shared, and found again by a resume."
     )
-    batching: Literal["continuous", "static"] = Field(
+    batching: Batching = Field(
         "continuous", description="`static`: a group of requests runs to its last member before the next is admitted."
     )
     device: str = Field("auto", description="`auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:N`.")
@@ -155,17 +169,93 @@ class Workload(_Frozen):
         return ((self.prompt_tokens, self.output_tokens),) * self.requests
 
 
-class Sweep(_Frozen):
-    """What is varied."""
+class SweepPoint(_Frozen):
+    """What one point changes of the engine; what it leaves out is the scenario's."""
 
-    pools: tuple[Blocks, ...] = Field(description="Pool sizes in blocks, run in this order.", min_length=1)
+    pool: PoolSize | None = None
+    slots: Slots | None = None
+    block_size: BlockSize | None = None
+    watermark_blocks: Index | None = None
+    rules: Rules | None = None
+    victim: Victim | None = None
+    token_budget: Tokens | None = None
+    admission: Admission | None = None
+    max_tokens: Tokens | None = None
+    admission_gate: Gate | None = None
+    reclaim: Reclaim | None = None
+    swap_blocks: Index | None = None
+    prefix_cache: bool | None = None
+    batching: Batching | None = None
+
+    @property
+    def choices(self) -> Choices:
+        """What it gives, but for the pool, as (name, value)."""
+        return tuple((name, value) for name, value in self if name != "pool" and value is not None)
+
+
+class Sweep(_Frozen):
+    """What is varied: pools, and either lists of values whose product is run, or points that say what they change."""
+
+    pools: tuple[PoolSize, ...] | None = Field(
+        None,
+        description='Pool sizes, run in this order for each of the other choices: in blocks, in bytes (`"512MiB"`), or '
+        'relative to the demand (`"0.5x"`, where `1x` is the smallest pool from which up nothing is evicted).',
+        min_length=1,
+    )
+    points: tuple[SweepPoint, ...] | None = Field(
+        None,
+        description="Tables of engine keys, and perhaps a `pool`: each is run with its own pool, or with every one of "
+        "`pools`.",
+        min_length=1,
+    )
+    slots: tuple[Slots, ...] | None = Field(None, description="Values of `engine.slots`.", min_length=1)
+    block_size: tuple[BlockSize, ...] | None = Field(None, description="Of `engine.block_size`.", min_length=1)
+    watermark_blocks: tuple[Index, ...] | None = Field(None, description="Of `engine.watermark_blocks`.", min_length=1)
+    rules: tuple[Rules, ...] | None = Field(None, description="Of `engine.rules`.", min_length=1)
+    victim: tuple[Victim, ...] | None = Field(None, description="Of `engine.victim`.", min_length=1)
+    token_budget: tuple[Tokens, ...] | None = Field(None, description="Of `engine.token_budget`.", min_length=1)
+    admission: tuple[Admission, ...] | None = Field(None, description="Of `engine.admission`.", min_length=1)
+    admission_gate: tuple[Gate, ...] | None = Field(None, description="Of `engine.admission_gate`.", min_length=1)
+    reclaim: tuple[Reclaim, ...] | None = Field(None, description="Of `engine.reclaim`.", min_length=1)
+    swap_blocks: tuple[Index, ...] | None = Field(None, description="Of `engine.swap_blocks`.", min_length=1)
+    prefix_cache: tuple[bool, ...] | None = Field(None, description="Of `engine.prefix_cache`.", min_length=1)
+    batching: tuple[Batching, ...] | None = Field(None, description="Of `engine.batching`.", min_length=1)
 
     @model_validator(mode="after")
     def _distinct(self) -> Sweep:
-        repeated = next((pool for i, pool in enumerate(self.pools) if pool in self.pools[:i]), None)
-        if repeated is not None:
-            raise ValueError(f"pool {repeated} is listed twice")
+        axes = self._axes
+        for name, values in {"pool": self.pools or (), **axes}.items():
+            if repeated := [value for i, value in enumerate(values) if value in values[:i]]:
+                raise ValueError(f"{name} {repeated[0]} is listed twice")
+        if self.points is None:
+            if self.pools is None:
+                raise ValueError("pools is missing")
+            return self
+        if axes:
+            raise ValueError(f"give either points or lists of values, not both: there is {next(iter(axes))}, too")
+        homeless = [n for n, point in enumerate(self.points) if point.pool is None]
+        if homeless and self.pools is None:
+            raise ValueError(f"points.{homeless[0]} has no pool, and there are no pools")
+        if self.pools is not None and not homeless:
+            raise ValueError("every one of points has a pool of its own, so pools would do nothing")
         return self
+
+    @property
+    def _axes(self) -> dict[str, tuple[Any, ...]]:
+        return {name: values for name, values in self if name not in ("pools", "points") and values is not None}
+
+    @property
+    def declared(self) -> list[tuple[int | str, Choices]]:
+        """(pool as written, choices) of every point, in order: pools vary fastest."""
+        if self.points is not None:
+            return [
+                (pool, point.choices)
+                for point in self.points
+                for pool in ((self.pools or ()) if point.pool is None else (point.pool,))
+            ]
+        axes = self._axes
+        combinations = [tuple(zip(axes, values, strict=True)) for values in product(*axes.values())]
+        return [(pool, choices) for choices in combinations for pool in self.pools or ()]
 
 
 class Scenario(_Frozen):
@@ -215,7 +305,7 @@ def _complaints(errors: list[ErrorDetails]) -> str:
 
 
 def _complaint(error: ErrorDetails) -> str:
-    path = ".".join(str(part) for part in error["loc"])
+    path = ".".join(str(part) for part in error["loc"] if part not in (_BLOCKS, _SIZE))
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         *parents, key = (str(part) for part in error["loc"])
@@ -238,6 +328,8 @@ def _complaint(error: ErrorDetails) -> str:
         "literal_error": f"must be {context.get('expected')}",
         "string_pattern_mismatch": "must be up to 100 letters, digits, '.', '_' or '-', the first a letter or digit",
     }.get(kind, error["msg"].removeprefix("Value error, "))
+    if _SIZE in error["loc"]:
+        said = 'must be a number of blocks, bytes such as "512MiB", or relative to the demand such as "0.5x"'
     value = error["input"]
     if isinstance(value, int) and value.bit_length() > 400:  # Python will not print it
         said += ", got a number of hundreds of digits"
@@ -249,7 +341,13 @@ def _complaint(error: ErrorDetails) -> str:
 def _keys_at(parents: Iterable[str]) -> list[str]:
     model: type[BaseModel] = Scenario
     for parent in parents:
-        annotation = model.model_fields[parent].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        model = annotation
+        if not parent.isdigit():  # the place in an array of tables
+            model = next(_models_in(model.model_fields[parent].annotation))
     return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)

@@ -27,7 +27,9 @@ _UNREPORTED = "the engine does not report it"
 _NO_TEXT = "the engine computes no text"
 _EVICTIONS = "the engine does not report evictions"
 _RECOMPUTE = "the engine does not report it, unless it is known that nobody was evicted: then it is 0"
+_POINT = Column("point", INDEX, "", "place of the point in the sweep, from 0")
 _POOL = Column("pool_blocks", COUNT, "blocks", "size of the KV pool")
+_CHOICES = Column("choices", _NAME, "", "what else the point changes of the engine; empty if only the pool varies")
 _NUMERICS = Column(
     "numerics",
     _NAME,
@@ -40,7 +42,9 @@ _ITERATION = Column("iteration", INDEX, "iteration", "place on the iteration clo
 _SLOT = Column("slot", INDEX, "slot", "row of the forward that the request had", _UNREPORTED)
 
 POOLS = (
+    _POINT,
     _POOL,
+    _CHOICES,
     _NUMERICS,
     Column("pool_bytes", COUNT, "bytes", "size of the KV pool", _UNREPORTED),
     Column("slots", COUNT, "rows", "rows that a forward can have"),
@@ -154,16 +158,18 @@ POOLS = (
         "reference_pool_blocks",
         COUNT,
         "blocks",
-        "the reference pool: the largest that evicted nobody",
+        "the reference pool: the largest of the same choices that evicted nobody",
         "no pool is known to have evicted nobody",
     ),
     Column("engine_s", pa.float64(), "s", "time inside the engine's iterations"),
     Column("wall_s", pa.float64(), "s", "time from first submission to last token, harness included"),
-    Column("text_digest", pa.string(), "", "SHA-256 over all requests' token ids; equal in every pool", _NO_TEXT),
+    Column("text_digest", pa.string(), "", "SHA-256 over all requests' token ids; equal at every point", _NO_TEXT),
 )
 
 REQUESTS = (
+    _POINT,
     _POOL,
+    _CHOICES,
     _NUMERICS,
     _REQUEST,
     Column("prompt_tokens", COUNT, "tokens", "length of the prompt"),
@@ -189,7 +195,9 @@ REQUESTS = (
 )
 
 ITERATIONS = (
+    _POINT,
     _POOL,
+    _CHOICES,
     _NUMERICS,
     _ITERATION,
     Column("issued_tokens", COUNT, "rows", "rows forwarded"),
@@ -210,7 +218,9 @@ ITERATIONS = (
 )
 
 ADMISSIONS = (
+    _POINT,
     _POOL,
+    _CHOICES,
     _NUMERICS,
     _ITERATION,
     _REQUEST,
@@ -222,7 +232,9 @@ ADMISSIONS = (
 )
 
 PREFILLS = (
+    _POINT,
     _POOL,
+    _CHOICES,
     _NUMERICS,
     _ITERATION,
     _REQUEST,
@@ -232,7 +244,9 @@ PREFILLS = (
 )
 
 EVICTIONS = (
+    _POINT,
     _POOL,
+    _CHOICES,
     _NUMERICS,
     _ITERATION,
     _REQUEST,
@@ -256,7 +270,9 @@ EVICTIONS = (
 )
 
 TEXTS = (
+    _POINT,
     _POOL,
+    _CHOICES,
     _NUMERICS,
     _REQUEST,
     Column("token_ids", pa.list_(pa.int64()), "token ids", "generated tokens, prompt left out"),
@@ -279,13 +295,13 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "texts": TEXTS,
 }
 ABOUT = {
-    "pools": "one row per pool",
-    "requests": "one row per pool and request",
-    "iterations": "one row per pool and iteration",
+    "pools": "one row per point of the sweep",
+    "requests": "one row per point and request",
+    "iterations": "one row per point and iteration",
     "admissions": "one row per admission, first or resumed",
     "prefills": "one row per forwarded row that computed a prompt or a resumed context",
     "evictions": "one row per eviction",
-    "texts": "one row per pool and request; none if the engine computes no text",
+    "texts": "one row per point and request; none if the engine computes no text",
 }
 
 

@@ -1,4 +1,4 @@
-"""One workload through several pools; timings only if every pool produced the same text."""
+"""One workload through several pools, and other choices; timings only if every point produced the same text."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from batchbench.driver import run_workload
-from batchbench.errors import UsageError
+from batchbench.errors import RequestRefused, UsageError
 from batchbench.identity import require_same_texts
-from batchbench.protocol import Clock, EngineFactory, IterationOutcome, RequestSpec
+from batchbench.protocol import Clock, EngineFactory, IterationOutcome, Point, RequestSpec
 from batchbench.timing import ContinuousTiming
 
 T = TypeVar("T")
@@ -19,42 +19,44 @@ T = TypeVar("T")
 class SweepObserver:
     """Told of a sweep's progress, always between iterations; override what is wanted."""
 
-    def on_start(self, pools: Sequence[int]) -> None:
-        """Everything was accepted; the first pool is about to run."""
+    def on_start(self, points: Sequence[Point]) -> None:
+        """Everything was accepted; the first point is about to run."""
 
-    def on_pool(self, pool_blocks: int) -> None:
-        """A pool's run begins."""
+    def on_point(self, point: Point) -> None:
+        """A point's run begins."""
 
     def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
-        """An iteration of the current pool is done."""
+        """An iteration of the current point is done."""
 
     def on_timing(self, timing: ContinuousTiming) -> None:
-        """A pool is done and its text agrees with the first pool's."""
+        """A point is done and its text agrees with the first one's."""
 
 
 def sweep_pool_sizes(
     requests: Sequence[RequestSpec],
-    pools: Sequence[int],
+    points: Sequence[int | Point],
     make_engine: EngineFactory,
     *,
     clock: Clock = time.perf_counter,
     observer: SweepObserver | None = None,
 ) -> list[ContinuousTiming]:
-    """Run `requests` once per pool size (in blocks), everything else held fixed.
+    """Run `requests` once per point: a pool size in blocks, or a Point that changes more of the engine.
 
-    Returns one ContinuousTiming per pool, in the order of `pools`. Raises TextsDiffer, and
-    returns nothing, if any request's token ids differ between two pools; UsageError or
-    RequestRefused before the first run if a pool or a request is impossible.
+    Returns one ContinuousTiming per point, in their order. Raises TextsDiffer, and
+    returns nothing, if any request's token ids differ between two points; UsageError or
+    RequestRefused before the first run if a point or a request is impossible.
     """
-    observer, pools = observer or SweepObserver(), list(pools)
-    check_sweep(requests, pools, make_engine)
-    observer.on_start(pools)
+    observer, listed = observer or SweepObserver(), _as_points(points)
+    check_sweep(requests, listed, make_engine)
+    observer.on_start(listed)
     timings: list[ContinuousTiming] = []
-    for pool_blocks in pools:
-        observer.on_pool(pool_blocks)
-        engine = make_engine(pool_blocks)
+    for point in listed:
+        observer.on_point(point)
+        engine = make_engine(point.pool_blocks, **dict(point.choices))
         try:
-            timing = run_workload(engine, requests, clock=clock, on_iteration=observer.on_iteration)
+            timing = run_workload(
+                engine, requests, clock=clock, on_iteration=observer.on_iteration, choices=point.choices
+            )
         finally:
             engine.close()
         if timings:
@@ -64,29 +66,47 @@ def sweep_pool_sizes(
     return timings
 
 
-def check_sweep(requests: Sequence[RequestSpec], pools: Sequence[int], make_engine: EngineFactory) -> None:
-    """Raise before anything runs: build the largest pool, and offer every request to the smallest."""
+def check_sweep(requests: Sequence[RequestSpec], points: Sequence[int | Point], make_engine: EngineFactory) -> None:
+    """Raise before anything runs: for each of the other choices, build the largest pool, and offer every request to
+    the smallest.
+    """
+    listed = _as_points(points)
     if not requests:
         raise UsageError("the workload has no requests")
     if repeated := _repeated(request.request_id for request in requests):
         raise UsageError(f"request id {repeated[0]!r} is used twice")
-    if not pools:
+    if not listed:
         raise UsageError("the sweep has no pools")
-    for pool_blocks in pools:
-        if type(pool_blocks) is not int or pool_blocks < 1:
-            raise UsageError(f"pool of {pool_blocks} blocks: must be an integer of at least 1")
+    for point in listed:
+        if type(point.pool_blocks) is not int or point.pool_blocks < 1:
+            raise UsageError(f"pool of {point.pool_blocks} blocks: must be an integer of at least 1")
     for request in requests:
         if type(request.arrival_iteration) is not int or request.arrival_iteration < 0:
             raise UsageError(f"request {request.request_id!r} arrives at {request.arrival_iteration}")
-    if twice := _repeated(pools):
-        raise UsageError(f"pool of {twice[0]} blocks is listed twice")
-    make_engine(max(pools)).close()  # memory for it, or an error now rather than after the smaller ones ran
-    engine = make_engine(min(pools))
+    if twice := _repeated(listed):
+        where = f" ({twice[0].label})" if twice[0].choices else ""
+        raise UsageError(f"pool of {twice[0].pool_blocks} blocks{where} is listed twice")
+    for choices in dict.fromkeys(point.choices for point in listed):
+        pools = [point.pool_blocks for point in listed if point.choices == choices]
+        try:
+            _check_pools(requests, Point(min(pools), choices), max(pools), make_engine)
+        except (UsageError, RequestRefused) as error:
+            raise type(error)(f"{Point(0, choices).label}: {error}" if choices else str(error)) from error
+
+
+def _check_pools(requests: Sequence[RequestSpec], smallest: Point, largest: int, make_engine: EngineFactory) -> None:
+    choices = dict(smallest.choices)
+    make_engine(largest, **choices).close()  # memory for it, or an error now rather than after the smaller ones ran
+    engine = make_engine(smallest.pool_blocks, **choices)
     try:
         for request in requests:
             engine.submit(request)
     finally:
         engine.close()
+
+
+def _as_points(points: Sequence[int | Point]) -> list[Point]:
+    return [point if isinstance(point, Point) else Point(point) for point in points]
 
 
 def _repeated(values: Iterable[T]) -> list[T]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from batchbench.predict import floor_iterations
 from batchbench.protocol import Admission, Eviction, Prefill
 from batchbench.schema import TABLES, arrow_schema
-from batchbench.timing import ContinuousTiming, mean, total
+from batchbench.timing import ContinuousTiming, mean, reference_timing, total
 
 Row = dict[str, Any]
 _CHOSEN = ("slots", "block_size", "watermark_blocks", "rules", "victim", "admission", "admission_gate", "token_budget",
@@ -20,14 +20,22 @@ _CHOSEN = ("slots", "block_size", "watermark_blocks", "rules", "victim", "admiss
 Admitted = dict[str, list[tuple[int, Admission]]]  # request id -> its admissions and their iterations
 
 
-def arrow_tables(timings: Sequence[ContinuousTiming], reference: ContinuousTiming | None) -> dict[str, pa.Table]:
-    """Every table over these pools. `reference` pairs latencies; None leaves those columns null."""
+def arrow_tables(timings: Sequence[ContinuousTiming], *, first: int = 0, paired: bool = True) -> dict[str, pa.Table]:
+    """Every table over these points of a sweep, the first of them its `first`.
+
+    paired: compare latencies with those of the reference pool among them; else those columns are null.
+    """
     rows: dict[str, list[Row]] = {name: [] for name in TABLES}
-    for timing in timings:
+    for point, timing in enumerate(timings, first):
+        reference = reference_timing(timings, timing) if paired else None
+        key = {
+            "point": point,
+            "pool_blocks": timing.pool_blocks,
+            "choices": timing.point.label,
+            "numerics": timing.engine.numerics,
+        }
         for name, found in _rows(timing, reference).items():
-            rows[name] += (
-                {"pool_blocks": timing.pool_blocks, "numerics": timing.engine.numerics, **row} for row in found
-            )
+            rows[name] += (key | row for row in found)
     # from_pandas turns not-a-number into null: a missing control group is missing, not a value.
     return {
         name: pa.table(

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from statistics import median
+from typing import Any
 
 from batchbench.errors import OutcomeRefused
-from batchbench.protocol import EngineDescription, IterationOutcome, RequestSpec, Text
+from batchbench.protocol import EngineDescription, IterationOutcome, Point, RequestSpec, Text
 
+_OF_VICTIMS = ("victim", "reclaim", "swap_blocks")
 REPETITION_WINDOW = 64  # tokens before a token in which its repetition counts
 REPETITION_TEXT = 32  # tokens that a text must have for its repetition to say anything
 DEGENERATE_REPETITION = 0.75  # above: fewer than 16 distinct tokens of 64
@@ -41,6 +43,7 @@ class ContinuousTiming:
     iterations: tuple[IterationRecord, ...]
     texts: Mapping[str, Text]
     wall_s: float  # first submission to last token, the harness's own work included
+    choices: tuple[tuple[str, Any], ...] = ()  # what the point of a sweep changed of the engine
 
     def __post_init__(self) -> None:
         check = SequenceCheck(self.requests)
@@ -52,6 +55,10 @@ class ContinuousTiming:
     @property
     def pool_blocks(self) -> int:
         return self.engine.pool_blocks
+
+    @property
+    def point(self) -> Point:
+        return Point(self.pool_blocks, self.choices)
 
     @cached_property
     def issued_tokens(self) -> int:
@@ -315,10 +322,18 @@ class ContinuousTiming:
         return mean(victims) / mean(control) if victims else 1.0
 
 
-def reference_timing(timings: Sequence[ContinuousTiming]) -> ContinuousTiming | None:
-    """The largest pool that is known to have evicted nobody, or None."""
-    roomy = [timing for timing in timings if timing.preemptions == 0]
-    return max(roomy, key=lambda timing: timing.pool_blocks, default=None)
+def reference_timing(timings: Sequence[ContinuousTiming], of: ContinuousTiming) -> ContinuousTiming | None:
+    """The largest pool that is known to have evicted nobody, or None if there is none as large as that of `of`.
+
+    Its other choices are those of `of`, but for those that matter only to the evicted.
+    """
+
+    def choices(timing: ContinuousTiming) -> dict[str, Any]:
+        return {name: value for name, value in timing.choices if name not in _OF_VICTIMS}
+
+    roomy = [timing for timing in timings if timing.preemptions == 0 and choices(timing) == choices(of)]
+    largest = max(roomy, key=lambda timing: timing.pool_blocks, default=None)
+    return largest if largest is not None and largest.pool_blocks >= of.pool_blocks else None
 
 
 class SequenceCheck:

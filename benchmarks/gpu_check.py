@@ -320,13 +320,16 @@ def logits_of(
 def day34(bench: Bench) -> Json:
     """The Day-34 sweep on this device: texts proved identical, counters beside those of the CPU."""
     from batchbench import build_requests, engine_factory, load_scenario, sweep_pool_sizes
+    from batchbench.demand import resolve_points
 
     scenario = load_scenario(Path(__file__).parents[1] / "scenarios" / "day34.toml")
     requests = build_requests(scenario.workload)
     rows: dict[str, list[Json]] = {}
     for device in dict.fromkeys(("cpu", str(bench.device))):
         settings = scenario.engine.model_copy(update={"device": device})
-        timings = sweep_pool_sizes(requests, scenario.sweep.pools, engine_factory("own", settings))
+        make_engine = engine_factory("own", settings)
+        points = resolve_points(scenario.sweep, requests, make_engine, make_engine)
+        timings = sweep_pool_sizes(requests, points, make_engine)
         rows[device] = [pool_figures(timing) for timing in timings]
     counted = [[{k: v for k, v in row.items() if k != "engine_s"} for row in pools] for pools in rows.values()]
     return {"pools": rows[str(bench.device)], "counters equal those of the CPU": counted[0] == counted[-1]}
@@ -345,7 +348,9 @@ def larger_sweep(bench: Bench) -> Json:
     pools = [whole, *(max(whole * share // 8, whole // count) for share in (6, 4, 3))]
     requests = build_requests(workload)
     timings = sweep_pool_sizes(
-        requests, list(dict.fromkeys(pools)), lambda pool_blocks: OwnEngine(settings, bench.decoder, pool_blocks)
+        requests,
+        list(dict.fromkeys(pools)),
+        lambda pool_blocks, /, **_: OwnEngine(settings, bench.decoder, pool_blocks),
     )
     texts = [timing.texts[request.request_id].token_ids for timing in timings[:1] for request in requests]
     return {

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from batchbench import BenchEngine, build_requests, engine_factory, load_scenario, sweep_pool_sizes
+from batchbench.demand import resolve_points
 from batchbench.driver import run_workload
 from batchbench.plots import draw_all
 from batchbench.results import ResultWriter, load_result
@@ -52,12 +53,13 @@ def shares_of_a_sweep() -> dict[str, float]:
     scenario = load_scenario("scenarios/day34.toml")
     requests = build_requests(scenario.workload)
     factory = engine_factory("own", scenario.engine)
+    points = resolve_points(scenario.sweep, requests, factory, factory)
     spent: dict[str, list[float]] = {part: [] for part in ("whole", "forward", "engine", "run", "tables", "figures")}
     for _ in range(REPEATS):
         forward_s = 0.0
 
-        def timed_engine(pool_blocks: int) -> BenchEngine:
-            adapter = factory(pool_blocks)
+        def timed_engine(pool_blocks: int, /, **choices: object) -> BenchEngine:
+            adapter = factory(pool_blocks, **choices)
             runner = adapter.engine.runner  # type: ignore[attr-defined]  # the own engine's adapter
             honest = runner.execute
 
@@ -75,10 +77,10 @@ def shares_of_a_sweep() -> dict[str, float]:
             start = time.perf_counter()
             writer = ResultWriter(Path(folder) / "result")
             writer.open()
-            timings = sweep_pool_sizes(requests, scenario.sweep.pools, timed_engine)
+            timings = sweep_pool_sizes(requests, points, timed_engine)
             swept = time.perf_counter()
             for timing in timings:
-                writer.save_pool(timing)
+                writer.save_point(timing)
             writer.join(timings, {"scenario": {"name": "day34"}, "engine": {"slots": scenario.engine.slots}})
             saved = time.perf_counter()
             draw_all(load_result(Path(folder) / "result"), Path(folder) / "figures")

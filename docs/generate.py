@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/: table columns, scenario keys, command help (`make docs`)."""
+"""Writes the generated parts of docs/: table columns, scenario keys, command help, tables of results (`make docs`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from batchbench.cli import app
+from batchbench.present import sweep_sheet
+from batchbench.results import load_result
 from batchbench.scenario import EngineSettings, Scenario, Sweep, Workload
 from batchbench.schema import ABOUT, TABLES
 
 DOCS = Path(__file__).parent
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- table: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COMMANDS = ("sweep", "validate", "schema", "plot", "doctor")
 
 
@@ -68,6 +71,11 @@ def command_help() -> str:
     return "\n".join(parts)
 
 
+def table(folder: str) -> str:
+    """What a sweep printed of a committed result."""
+    return sweep_sheet(load_result(DOCS.parent / folder).rows("pools")).markdown() + "\n"
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "columns": columns,
     "scenario-keys": scenario_keys,
@@ -77,10 +85,12 @@ GENERATORS: dict[str, Callable[[], str]] = {
 
 def pages() -> Iterator[tuple[Path, str, str]]:
     """(page, its text, the text it should have) of every page with a generated part."""
-    for page in sorted(DOCS.glob("*.md")):
+    for page in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
         text = page.read_text(encoding="utf-8")
-        if _MARKED.search(text):
-            yield page, text, _MARKED.sub(lambda m: m[1] + GENERATORS[m[2]]() + m[3], text)
+        wanted = _MARKED.sub(lambda m: m[1] + GENERATORS[m[2]]() + m[3], text)
+        wanted = _TABLE.sub(lambda m: m[1] + table(m[2]) + m[3], wanted)
+        if _MARKED.search(text) or _TABLE.search(text):
+            yield page, text, wanted
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,8 +44,8 @@ class OwnEngineFactory:
                 model, kernels=settings.kernels, numerics=settings.numerics, threads=settings.threads
             )
 
-    def __call__(self, pool_blocks: int) -> OwnEngine:
-        return OwnEngine(self.settings, self.model, pool_blocks, audit=self.audit)
+    def __call__(self, pool_blocks: int, /, **choices: Any) -> OwnEngine:
+        return OwnEngine(self.settings.model_copy(update=choices), self.model, pool_blocks, audit=self.audit)
 
 
 class OwnEngine(EngineAdapter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from batchbench.adapters.engine import REPORTS, EngineAdapter, schedule_config, translated
 from batchbench.protocol import EngineDescription, IterationOutcome, Text
@@ -19,8 +20,8 @@ class ScheduleEngineFactory:
     def __init__(self, settings: EngineSettings, *, audit: bool = False) -> None:
         self.settings, self.audit = settings, audit
 
-    def __call__(self, pool_blocks: int) -> ScheduleEngine:
-        return ScheduleEngine(self.settings, pool_blocks, audit=self.audit)
+    def __call__(self, pool_blocks: int, /, **choices: Any) -> ScheduleEngine:
+        return ScheduleEngine(self.settings.model_copy(update=choices), pool_blocks, audit=self.audit)
 
 
 class ScheduleEngine(EngineAdapter):

@@ -167,7 +167,7 @@ def test_validate_and_schema(here):
 
 def test_plot_draws_again_from_the_tables_alone(here):
     invoke("sweep", str(DAY34), "--out", "o")
-    done = invoke("plot", "o", "--out", "again", "--pool", "8")
+    done = invoke("plot", "o", "--out", "again", "--point", "5")
     assert done.exit_code == 0
     assert [Path(line).name for line in done.stdout.split()] == [
         "pool_sweep.png",
@@ -451,13 +451,13 @@ def test_plot_of_what_is_not_a_result(here):
 
 def test_plot_of_a_pool_that_is_not_there(here):
     invoke("sweep", str(DAY34), "--out", "o")
-    done = invoke("plot", "o", "--pool", "13")
+    done = invoke("plot", "o", "--point", "13")
     assert done.exit_code == 2
-    assert "no pool of 13 blocks; it has 48, 32, 24, 16, 12, 8" in done.stderr
+    assert "no point 13; it has 0 to 5" in done.stderr
 
 
 @pytest.mark.parametrize(
-    "arguments", [("sweep",), ("swep", "x"), ("sweep", "x", "--pools", "3"), ("plot", "o", "--pool", "x")]
+    "arguments", [("sweep",), ("swep", "x"), ("sweep", "x", "--pools", "3"), ("plot", "o", "--point", "x")]
 )
 def test_usage_errors_exit_with_2(here, arguments):
     assert invoke(*arguments).exit_code == 2
@@ -537,7 +537,7 @@ def test_an_interrupted_sweep_keeps_the_pools_that_were_done(here, monkeypatch):
     monkeypatch.setattr(Scheduler, "schedule", interrupt)
     done = invoke("sweep", str(DAY34), "--out", "o", "--no-progress")
     assert done.exit_code == 130
-    assert "o/batchbench-parts/pool-48/requests.parquet" in everything_under(here)
+    assert "o/batchbench-parts/point-0/requests.parquet" in everything_under(here)
 
 
 def test_it_runs_as_a_module_in_a_process_of_its_own(here):

@@ -60,8 +60,8 @@ def test_pool_sweep_names_the_pool_that_evicts_more_and_recomputes_less(result):
 def test_figures_say_when_numerics_is_fast(tmp_path, timings, numerics, marked):  # noqa: F811
     write(tmp_path, timings, {"scenario": {"name": "day34"}, "engine": {"slots": 6, "numerics": numerics}})
     result = load_result(tmp_path)
-    for figure in (plots.pool_sweep(result), plots.staircase(result), plots.slot_timeline(result, 12),
-                   plots.rows_against_positions(result, 12)):  # fmt: skip
+    for figure in (plots.pool_sweep(result), plots.staircase(result), plots.slot_timeline(result, 4),
+                   plots.rows_against_positions(result, 4)):  # fmt: skip
         assert ("day34 (fast numerics): " in texts(figure)) == marked
 
 
@@ -74,9 +74,13 @@ def test_staircase_has_a_panel_per_pool_and_every_latency(result):
 
 
 def test_slot_timeline_draws_each_stay(result):
-    figure = plots.slot_timeline(result, 12)
-    stays = list(plots._stays(result, 12))
-    assert len(stays) == 13 and sum(stay.evicted for stay in stays) == 7 and sum(stay.resumed for stay in stays) == 7
+    figure = plots.slot_timeline(result, 4)
+    stays = list(plots._stays(result, 4))
+    assert (
+        len(stays) == 13
+        and sum(stay.evicted for stay in stays) == 7
+        and sum(stay.begins.startswith("resume") for stay in stays) == 7
+    )
     for a in stays:  # a slot holds one request at a time
         for b in stays:
             assert a is b or a.slot != b.slot or a.end <= b.start or b.end <= a.start
@@ -85,18 +89,18 @@ def test_slot_timeline_draws_each_stay(result):
 
 
 def test_rows_against_positions_shows_both_counts(result):
-    shown = texts(plots.rows_against_positions(result, 12))
+    shown = texts(plots.rows_against_positions(result, 4))
     assert shown.count("144") == 6
     assert all(f" {n} " in shown for n in (168, 212, 224, 240, 268, 256))
 
 
 def test_the_closer_look_is_at_the_pool_that_recomputes_most(result):
-    assert plots._closer_look(result, None) == 12
+    assert plots._closer_look(result, None) == 4
 
 
 def odd_result(timings):  # noqa: F811
     run = {"scenario": {"name": "odd $x_1$"}, "engine": {"slots": 2}}
-    return plots.Result(run, arrow_tables(timings, None))
+    return plots.Result(run, arrow_tables(timings, paired=False))
 
 
 def test_an_engine_that_reports_little_still_gets_its_figures(tmp_path):
@@ -104,7 +108,7 @@ def test_an_engine_that_reports_little_still_gets_its_figures(tmp_path):
     odd = odd_result([play([request("a", 3), request("b", 3)], script)])
     names = [path.name for path in plots.draw_all(odd, tmp_path)]
     assert names == ["pool_sweep.png", "staircase.png", "rows_against_positions.png"]  # no slots, no timeline
-    assert "no iteration is known" in texts(plots.rows_against_positions(odd, 8))
+    assert "no iteration is known" in texts(plots.rows_against_positions(odd, 0))
 
 
 def test_a_single_pool_with_a_single_request_draws(tmp_path):

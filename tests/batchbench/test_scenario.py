@@ -48,7 +48,11 @@ def test_defaults_and_frozenness(tmp_path):
         ('name = "x"', 'name = ""', "name: must be up to 100 letters"),
         ('name = "x"', "name = 3", "name: must be a string, got 3"),
         ("[engine]\nslots = 2", "engine = 8", "engine: must be a table, got 8"),
-        ("pools = [16, 8]", "pools = ['8']", "sweep.pools.0: must be an integer, got '8'$"),
+        (
+            "pools = [16, 8]",
+            "pools = ['8']",
+            "sweep.pools.0: must be a number of blocks, bytes such as .*0.5x\", got '8'$",
+        ),
         ("pools = [16, 8]", f"pools = {[-1] * 500}", "sweep.pools.2: must be at least 1, got -1; and 497 more$"),
         ("slots = 2", "slots = 0", "engine.slots: .*at least 1, got 0"),
         ("slots = 2", "slots = true", "engine.slots: must be an integer, got True"),

@@ -159,11 +159,11 @@ def test_the_observer_sees_everything_in_order():
     seen = []
 
     class Watch(SweepObserver):
-        def on_start(self, pools):
-            seen.append(("start", tuple(pools)))
+        def on_start(self, points):
+            seen.append(("start", tuple(point.pool_blocks for point in points)))
 
-        def on_pool(self, pool_blocks):
-            seen.append(("pool", pool_blocks))
+        def on_point(self, point):
+            seen.append(("pool", point.pool_blocks))
 
         def on_iteration(self, iteration, outcome):
             seen.append(iteration)

@@ -15,7 +15,6 @@ from batchbench.errors import BatchbenchError, ResultError
 from batchbench.results import ResultWriter, load_result
 from batchbench.schema import TABLES, arrow_schema
 from batchbench.tables import arrow_tables
-from batchbench.timing import reference_timing
 from tests.batchbench.scripted import it, play, request
 from tests.batchbench.test_cli import everything_under
 
@@ -30,7 +29,7 @@ def timings():
 
 @pytest.fixture(scope="module")
 def tables(timings):
-    return {n: t.to_pylist() for n, t in arrow_tables(timings, reference_timing(timings)).items()}
+    return {n: t.to_pylist() for n, t in arrow_tables(timings).items()}
 
 
 RUN = {"scenario": {"name": "day34"}, "engine": {"slots": 6}}
@@ -40,7 +39,7 @@ def write(folder, timings, run=None):
     writer = ResultWriter(folder)
     writer.open()
     for timing in timings:
-        writer.save_pool(timing)
+        writer.save_point(timing)
     writer.join(timings, run or RUN)
 
 
@@ -95,7 +94,9 @@ def test_the_ledger_of_one_eviction(tables):
     ledger = [row for row in tables["evictions"] if row["pool_blocks"] == 12 and row["request_id"] == "r1"]
     assert ledger == [
         {
+            "point": 4,
             "pool_blocks": 12,
+            "choices": "",
             "numerics": "exact",
             "iteration": 20,
             "request_id": "r1",
@@ -122,7 +123,7 @@ def test_waiting_counts_from_arrival_and_idle_iterations_are_not_iterations():
         it(1, admissions=admitted[2], finished=("b",)),
     ]
     timing = play([request("a"), request("b", arrival=1)], script, slots=1)
-    tables = arrow_tables([timing], None)
+    tables = arrow_tables([timing], paired=False)
     assert tables["requests"]["queued_iterations"].to_pylist() == [0, 1]
     assert tables["pools"]["iterations"].to_pylist() == [2]
 
@@ -137,14 +138,16 @@ def test_parts_of_an_earlier_sweep_are_gone_when_one_begins(tmp_path, timings):
     for timing in timings[:2]:
         writer = ResultWriter(tmp_path)
         writer.open()
-        writer.save_pool(timing)
-    assert [path.name for path in (tmp_path / "batchbench-parts").glob("pool-*")] == ["pool-32"]
+        writer.save_point(timing)
+    assert [path.name for path in (tmp_path / "batchbench-parts").glob("point-*")] == ["point-0"]
+    saved = pq.read_table(tmp_path / "batchbench-parts/point-0/pools.parquet")
+    assert saved["pool_blocks"].to_pylist() == [32]
 
 
 def test_what_an_engine_does_not_report_is_null_not_zero():
     script = [it(1), it(0, preempted=("a",)), it(1, finished=("a",))]
     timing = play([request("a", 2)], script)
-    rows = {name: table.to_pylist() for name, table in arrow_tables([timing], None).items()}
+    rows = {name: table.to_pylist() for name, table in arrow_tables([timing], paired=False).items()}
     (pool,) = rows["pools"]
     for name in (
         "pool_bytes", "padded_tokens", "prefill_rows", "recomputed_tokens", "rebuilt_tokens", "recompute_fraction",
@@ -181,7 +184,7 @@ def test_admissions_without_evictions_do_not_make_up_a_waiting_time():
         it(1, preempted=None, admissions=(Admission("a", 0, False),)),
         it(1, preempted=None, admissions=(), finished=("a",)),
     ]
-    (row,) = arrow_tables([play([request("a", 2)], script)], None)["requests"].to_pylist()
+    (row,) = arrow_tables([play([request("a", 2)], script)], paired=False)["requests"].to_pylist()
     assert row["preemptions"] is row["evicted_iterations"] is row["queued_iterations"] is None
 
 
@@ -196,8 +199,8 @@ def test_null_when_is_said_of_every_column_that_can_be_null_and_of_no_other(tabl
 def test_each_pool_is_on_disk_as_soon_as_it_is_done_and_parts_go_when_joined(tmp_path, timings):
     writer = ResultWriter(tmp_path)
     writer.open()
-    writer.save_pool(timings[0])
-    part = tmp_path / "batchbench-parts/pool-48"
+    writer.save_point(timings[0])
+    part = tmp_path / "batchbench-parts/point-0"
     assert everything_under(part) == sorted(f"{name}.parquet" for name in TABLES)
     assert pq.read_table(part / "pools.parquet").num_rows == 1
     writer.join(timings[:1], RUN)
@@ -209,8 +212,8 @@ def test_reading_back_gives_what_was_written(tmp_path, timings):
     result = load_result(tmp_path / "o")
     assert result.run["scenario"] == {"name": "day34"}
     assert list(result.tables["pools"]["pool_blocks"]) == [48, 32, 24, 16, 12, 8]
-    assert list(result.pool("requests", 12)["latency_iterations"]) == [24, 28, 36, 44, 56, 64]
-    assert math.isnan(result.pool("pools", 48)["recomputed_tokens_per_preemption"].item())
+    assert list(result.point("requests", 4)["latency_iterations"]) == [24, 28, 36, 44, 56, 64]
+    assert math.isnan(result.point("pools", 0)["recomputed_tokens_per_preemption"].item())
     assert result.rows("pools")[0]["recomputed_tokens_per_preemption"] is None
 
 
@@ -230,7 +233,7 @@ def damage_run_id(folder):
 
 def damage_engine(folder):
     run = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(run | {"engine": {"slots": "six"}}))
+    (folder / "run.json").write_text(json.dumps(run | {"engine": "six"}))
 
 
 def damage_empty(folder):
@@ -293,14 +296,14 @@ def damage_json_type(folder):
         (damage_missing, "is not a result folder: it lacks texts.parquet"),
         (damage_version, "has schema version 99, this batchbench reads 2"),
         (damage_run_id, "pools.parquet is from another run than run.json"),
-        (damage_requests, "requests.parquet does not have every request once per pool"),
-        (damage_ledger, "evictions.parquet speaks of pools or requests that are not there"),
+        (damage_requests, "requests.parquet does not have every request once per point"),
+        (damage_ledger, "evictions.parquet speaks of points or requests that are not there"),
         (damage_slot, "admissions.parquet has a slot outside the 6 there are"),
-        (damage_pool, "pools.parquet has no pools, or one twice"),
+        (damage_pool, "pools.parquet has no points, or one twice"),
         (damage_nesting, "damaged file"),
         (damage_name, "run.json lacks the scenario's name"),
         (damage_engine, "run.json lacks the scenario's name, its engine or"),
-        (damage_empty, "pools.parquet has no pools"),
+        (damage_empty, "pools.parquet has no points"),
         (damage_columns, "pools.parquet has other columns than schema version 2"),
         (damage_truncate, "damaged file"),
         (damage_json, "damaged file"),
@@ -319,6 +322,6 @@ def test_a_folder_that_vanishes_is_one_error(tmp_path, timings):
     writer.open()
     shutil.rmtree(tmp_path / "o/batchbench-parts")
     with pytest.raises(BatchbenchError, match="output folder .*o: .*No such file or directory"):
-        writer.save_pool(timings[0])
+        writer.save_point(timings[0])
     with pytest.raises(BatchbenchError, match="output folder .*o: .*No such file or directory"):
         writer.join(timings, {})

@@ -58,10 +58,10 @@ def test_the_same_request_is_compared_across_pools(timing):
     assert timing.paired_latency_ratios(roomy) == {"a": 1.0, "b": 4 / 3}
     assert timing.paired_latency_penalty(roomy) == 4 / 3
     assert roomy.paired_latency_penalty(roomy) == 1.0
-    assert reference_timing([timing, roomy]) is roomy
-    assert reference_timing([timing]) is None
+    assert reference_timing([timing, roomy], timing) is roomy
+    assert reference_timing([timing], timing) is None
     larger = play(REQUESTS, [it(2), it(2), it(2, finished=("a", "b"))], pool_blocks=30)
-    assert reference_timing([roomy, larger, timing]) is larger
+    assert reference_timing([roomy, larger, timing], timing) is larger
 
 
 def test_nobody_preempted_is_a_penalty_of_exactly_one():
@@ -104,7 +104,7 @@ def test_an_engine_that_cannot_report_evictions_gets_no_figure_about_them():
         timing.recompute_fraction,
     ):
         assert math.isnan(figure)
-    assert reference_timing([timing]) is None
+    assert reference_timing([timing], timing) is None
 
 
 def test_thrashes_are_counted_where_they_are_reported():

@@ -1,0 +1,117 @@
+"""Pool sizes as people state them, in blocks, bytes or shares of the demand, turned into blocks."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+from batchbench.driver import run_workload
+from batchbench.errors import RequestRefused, UsageError
+from batchbench.protocol import EngineDescription, EngineFactory, Point, RequestSpec
+from batchbench.scenario import Choices, Sweep
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def resolve_points(
+    sweep: Sweep, requests: Sequence[RequestSpec], make_engine: EngineFactory, make_schedule: EngineFactory
+) -> list[Point]:
+    """Every point of a sweep with its pool in blocks.
+
+    Bytes are rounded down to whole blocks, of the K/V that `make_engine`'s model keeps; shares of the demand are
+    rounded up. make_schedule: builds the same schedule without a model, which finds the demand. Raises UsageError.
+    """
+
+    @cache
+    def demand(choices: Choices) -> int:
+        return roomy_pool(requests, make_schedule, choices)
+
+    @cache
+    def block_bytes(choices: Choices) -> int:
+        return _block_bytes(make_engine, choices)
+
+    points = []
+    for pool, choices in sweep.declared:
+        if isinstance(pool, int):
+            blocks = pool
+        elif pool.endswith("x"):
+            blocks = math.ceil(Fraction(pool[:-1]) * demand(choices))
+        else:
+            blocks = int(_bytes(pool) // block_bytes(choices))
+        if blocks < 1:
+            raise UsageError(f"a pool of {pool} has no block: one takes {block_bytes(choices)} bytes")
+        points.append(Point(blocks, choices))
+    return points
+
+
+def roomy_pool(requests: Sequence[RequestSpec], make_schedule: EngineFactory, choices: Choices = ()) -> int:
+    """Blocks of the smallest pool from which up nothing is evicted.
+
+    A reservation evicts in no pool, so that is the smallest that takes every request. Else the schedule is run in ever
+    smaller pools, from one that never binds down to the first that evicts. Raises UsageError or RequestRefused.
+    """
+    settings = dict(choices)
+    about = make_schedule(1, **settings).describe()
+    if about.admission != "incremental":
+        most = 1
+        while not _takes_all(requests, make_schedule, most, settings):
+            most *= 2
+        return bisect_left(range(most), True, key=lambda n: _takes_all(requests, make_schedule, n + 1, settings)) + 1
+    found = _never_binds(requests, make_schedule, about, settings)
+    while found > 1 and _takes_all(requests, make_schedule, found - 1, settings):
+        if run_workload(make_schedule(found - 1, **settings), requests).preemptions:
+            break
+        found -= 1
+    return found
+
+
+def _never_binds(
+    requests: Sequence[RequestSpec], make_schedule: EngineFactory, about: EngineDescription, settings: dict[str, Any]
+) -> int:
+    """Blocks of a pool from which up nothing is evicted, if not of the smallest."""
+    size, watermark = about.block_size, about.watermark_blocks or 0
+    needed = sorted((-(-(len(r.prompt) + r.output_tokens + 1) // size) for r in requests), reverse=True)
+    most = sum(needed[: about.slots]) + watermark  # the longest requests in all slots at once
+    if about.rules == "sglang":  # admits by what is free, however much that is
+        return most
+    timing = run_workload(make_schedule(most, **settings), requests)
+    blocks = {r.request_id: -(-(len(r.prompt) + r.output_tokens) // size) for r in requests}
+    used = 0
+    for outcome in (record.outcome for record in timing.iterations):
+        # Free blocks are counted after the iteration; those of the finished were in use during it.
+        used = max(used, most - (outcome.free_blocks or 0) + sum(blocks[name] for name in outcome.finished))
+    return min(most, used + watermark)
+
+
+def _takes_all(
+    requests: Sequence[RequestSpec], make_schedule: EngineFactory, pool_blocks: int, settings: dict[str, Any]
+) -> bool:
+    """Whether no request is refused at the door of that pool."""
+    engine = make_schedule(pool_blocks, **settings)
+    try:
+        for request in requests:
+            engine.submit(request)
+    except RequestRefused:
+        return False
+    return True
+
+
+def _block_bytes(make_engine: EngineFactory, choices: Choices) -> int:
+    engine = make_engine(1, **dict(choices))
+    about = engine.describe()
+    engine.close()
+    if about.kv_bytes_per_token is None:
+        raise UsageError(f"pools in bytes: the engine {about.engine!r} does not say what a position takes; give blocks")
+    return about.block_size * about.kv_bytes_per_token
+
+
+def _bytes(text: str) -> Fraction:
+    """As `1.5GiB`; in bytes, exactly."""
+    number, prefix, binary = re.fullmatch(r"([0-9.]+)([KMGT]?)(i?)B", text).groups()  # type: ignore[union-attr]
+    return Fraction(number) * (_BINARY if binary else _UNITS)[prefix]
