@@ -19,6 +19,7 @@ def audit(scheduler: Scheduler, runner: RunnerState | None = None) -> None:
     """
     holders, requests = [*scheduler.running, *scheduler.spent], scheduler.requests.values()
     _check_blocks(scheduler, holders)
+    _check_contents(scheduler)
     slots = ((r, [] if r.slot is None else [r.slot]) for r in holders)
     _check_owned_once("slot", scheduler.slots.size, scheduler.slots.free, slots)
     swapped = ((r, r.host_blocks) for r in scheduler.waiting)
@@ -56,6 +57,21 @@ def _check_blocks(scheduler: Scheduler, holders: Sequence[Request]) -> None:
             )
     if strangers := (owners.keys() | free.keys()) - set(range(pool.size)):
         raise AuditError(f"block {min(strangers)} is not one of the pool's {pool.size}")
+
+
+def _check_contents(scheduler: Scheduler) -> None:
+    """Every known content is that of one block of the pool, and of a whole one; nothing is known of any other."""
+    pool = scheduler.blocks
+    by_content, by_block = pool.contents
+    for content, (serial, block) in by_content.items():
+        if by_block.get(block) != content:
+            raise AuditError(
+                f"content {serial} should be in block {block}, which is known to hold {by_block.get(block)}"
+            )
+        if not 0 <= block < pool.size or len(content[1]) != scheduler.config.block_size:
+            raise AuditError(f"content {serial} of {len(content[1])} tokens is in block {block}, which cannot be")
+    if strangers := by_block.keys() - {block for _, block in by_content.values()}:
+        raise AuditError(f"block {min(strangers)} is known to hold {by_block[min(strangers)]}, which cannot be found")
 
 
 def _check_owned_once(kind: str, size: int, free: Sequence[int], owned: Iterable[tuple[Request, list[int]]]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+Content = tuple[int, tuple[int, ...]]
+"""Serial of the block before, and the block's own tokens."""
 
 
 class FreeList:
@@ -46,8 +49,8 @@ class BlockPool:
         self.size = size
         self.owners = [0] * size
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(size))
-        self._known: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # content -> (serial, block)
-        self._content: dict[int, tuple[int, tuple[int, ...]]] = {}  # block -> content, of known blocks
+        self._known: dict[Content, tuple[int, int]] = {}  # content -> (serial, block)
+        self._content: dict[int, Content] = {}  # block -> content, of known blocks
         self._serials = 0
 
     def __len__(self) -> int:
@@ -62,6 +65,11 @@ class BlockPool:
         """Tokens of a block that can be found, or None."""
         known = self._content.get(block)
         return None if known is None else known[1]
+
+    @property
+    def contents(self) -> tuple[Mapping[Content, tuple[int, int]], Mapping[int, Content]]:
+        """Both ways to what is known, for the audit: content -> (serial, block), and block -> content."""
+        return self._known, self._content
 
     def is_free(self, block: int) -> bool:
         return not self.owners[block]

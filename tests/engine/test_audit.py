@@ -201,6 +201,31 @@ def test_breach_is_named(engine, break_it, message):
         audit(engine.scheduler, engine.runner.state())
 
 
+@pytest.mark.parametrize(
+    ("plant", "message"),
+    [
+        (
+            lambda by_content, by_block: by_block.popitem(),
+            r"content \d+ should be in block \d, which is known to hold N",
+        ),
+        (lambda by_content, by_block: by_content.popitem(), r"block \d is known to hold .*, which cannot be found"),
+        (lambda by_content, by_block: by_content.update({(0, (1,)): (9, 5)}), "content 9 should be in block 5"),
+        (
+            lambda by_content, by_block: (by_content.update({(0, (1,)): (9, 5)}), by_block.update({5: (0, (1,))})),
+            "content 9 of 1 tokens is in block 5, which cannot be",
+        ),
+    ],
+)
+def test_a_breach_between_the_maps_of_known_contents_is_named(plant, message):
+    engine = real_engine(slots=1, pool_blocks=6, prefix_cache=True)
+    engine.submit("r", prompt(0, 13), 5)
+    drain(engine)
+    assert len(engine.scheduler.blocks.contents[0]) == len(engine.scheduler.blocks.contents[1]) == 4
+    plant(*engine.scheduler.blocks.contents)
+    with pytest.raises(AuditError, match=message):
+        audit(engine.scheduler, engine.runner.state())
+
+
 def test_a_block_leaked_on_one_release_is_caught_in_that_iteration_by_id(monkeypatch):
     """Every text would be right: only the audit can see this."""
     honest, leaked = Scheduler.release, []
