@@ -33,16 +33,18 @@ def static(m: Motions) -> None:
 
 def _run(m: Motions) -> int:
     """Grow and forward the running. Returns what is left of the budget."""
-    budget, draft = m.config.budget, m.draft
-    decoding = [request for request in m.running if len(request.tokens) - request.num_computed == 1][:budget]
-    for request in decoding:
-        if len(request.tokens) > request.capacity and request.status is Status.RUNNING:
+    budget, draft, whole = m.config.budget, m.draft, m.config.whole_prefills
+    # Without chunks whoever runs has its prompt behind it; to look at each again would cost as much as the plan.
+    decoding = m.running[:] if whole else [r for r in m.running if len(r.tokens) - r.num_computed == 1][:budget]
+    for request in [request for request in decoding if len(request.tokens) > request.capacity]:
+        if request.status is Status.RUNNING:  # not evicted by one before it
             m.make_room(request, len(request.tokens))
     if draft.evicted:
         decoding = [request for request in decoding if request.status is Status.RUNNING]
     draft.rows = decoding
     draft.starts = [request.num_computed for request in decoding]
     draft.stops = [len(request.tokens) for request in decoding]
+    draft.decodes = len(decoding) if whole else 0
     budget -= len(decoding)
     if len(decoding) < len(m.running) and budget:
         for request in m.running:
