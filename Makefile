@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL := models/SmolLM2-135M-Instruct
 
-.PHONY: help demo model test check bench bench-peers reference docs clean
+.PHONY: help demo model test check soak bench bench-peers reference docs clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -34,6 +34,9 @@ check: .venv/installed  ## formatting, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+soak: .venv/installed  ## thousands of requests under every mechanism: texts, lost blocks, memory (a minute)
+	$(BIN)/python -m benchmarks.soak
 
 bench: .venv/installed  ## time the scheduler, the harness's share of a sweep, and what the promise costs
 	$(BIN)/python -m benchmarks.overhead
