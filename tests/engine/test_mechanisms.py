@@ -269,9 +269,9 @@ def test_rules_differ_in_whom_they_evict():
 
 
 def test_sglang_retracts_the_fewest_output_tokens_to_the_tail():
-    engine = bare_engine(slots=8, pool_blocks=380, rules="sglang")
-    for number in range(12):
-        engine.submit(f"r{number}", [1] * (8 + number), 300 + 3 * number)
+    engine = bare_engine(slots=16, pool_blocks=400, rules="sglang")
+    for number in range(20):
+        engine.submit(f"r{number}", [1] * (8 + number), 100 + number % 4)
     steps = []
     while engine.has_work:
         output = {r.request_id: len(r.tokens) - r.prompt_tokens for r in engine.scheduler.running}
@@ -284,7 +284,7 @@ def test_sglang_retracts_the_fewest_output_tokens_to_the_tail():
         assert not step.prefills or not step.evicted  # prompts and decodes never share an iteration
         steps.append(step)
     evicted = [(event.request_id, event.generated_tokens) for step in steps for event in step.evicted]
-    assert evicted == [("r10", 198), ("r9", 234), ("r8", 287)]
+    assert evicted == [("r15", 84), ("r14", 91), ("r13", 99)]
     assert_whole(engine.scheduler)
 
 
