@@ -25,7 +25,7 @@ Rules = Literal["batchbench", "vllm-v1", "sglang"]
 Victim = Annotated[str, Field(min_length=1, max_length=200)]
 Admission = Literal["incremental", "reserve-output", "reserve-max"]
 Gate = Literal["full-prompt", "first-chunk"]
-Reclaim = Literal["recompute", "swap"]
+Reclaim = Literal["recompute", "swap", "cheaper"]
 Batching = Literal["continuous", "static"]
 Choices = tuple[tuple[str, Any], ...]  # fields of EngineSettings that a point changes, and their values
 _BLOCKS, _SIZE = "pool in blocks", "pool in bytes or relative"  # which of the two a value is meant to be
@@ -73,9 +73,16 @@ class EngineSettings(_Frozen):
         "full-prompt", description="Under `vllm-v1`: what must fit before a request is admitted."
     )
     reclaim: Reclaim = Field(
-        "recompute", description="What becomes of a victim's K/V: dropped and computed again, or copied out and back."
+        "recompute",
+        description="What becomes of a victim's K/V: dropped and computed again, copied out and back, or `cheaper`: "
+        "whichever of the two takes less by the calibration.",
     )
-    swap_blocks: Index = Field(0, description="Blocks of the host pool that `swap` copies to.")
+    swap_blocks: Index = Field(0, description="Blocks of the host pool that `swap` and `cheaper` copy to.")
+    calibration: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
+        None,
+        description="With `cheaper`: path, from the working folder, of the file of measured costs that "
+        "`batchbench calibrate` wrote.",
+    )
     prefix_cache: bool = Field(
         False, description="Full blocks of equal content at equal positions are shared, and found again by a resume."
     )
@@ -98,6 +105,16 @@ class EngineSettings(_Frozen):
         description="`exact`: a request's bits do not depend on its company. `fast`: no such promise, and texts may "
         "differ between pools.",
     )
+
+    @model_validator(mode="after")
+    def _calibrated(self) -> EngineSettings:
+        if self.reclaim == "cheaper" and self.calibration is None:
+            raise ValueError("reclaim = 'cheaper' needs calibration, a file that batchbench calibrate wrote")
+        if self.reclaim != "cheaper" and self.calibration is not None:
+            raise ValueError(
+                f"calibration = {self.calibration!r} would do nothing: reclaim is {self.reclaim!r}, not 'cheaper'"
+            )
+        return self
 
 
 class Workload(_Frozen):

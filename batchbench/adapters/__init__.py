@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from batchbench.calibration import Calibration
 from batchbench.errors import UsageError
 from batchbench.protocol import EngineFactory, Tokenizer
 from batchbench.scenario import EngineSettings
@@ -43,6 +45,17 @@ def examine_machine(model: str | None, threads: int) -> dict[str, Any]:
     from batchbench.adapters.doctor import examine
 
     return examine(model, threads)
+
+
+def measure_costs(
+    settings: EngineSettings, max_tokens: int, rounds: int, on_round: Callable[[int], None]
+) -> Calibration:
+    """What `batchbench calibrate` measures (adapters/calibrate.py). Raises UsageError for an unknown model or device,
+    or for one that `max_tokens` cached positions are too many for.
+    """
+    from batchbench.adapters.calibrate import calibrate
+
+    return calibrate(settings, max_tokens, rounds, on_round)
 
 
 def _require_known(name: str) -> None:

@@ -8,11 +8,13 @@ from dataclasses import asdict, fields
 from typing import Any
 
 import engine.errors
+from batchbench.calibration import load_calibration
 from batchbench.errors import EngineFailed, RequestRefused, UsageError
 from batchbench.protocol import Admission, Eviction, IterationOutcome, Prefill, RequestSpec, Text
 from batchbench.scenario import EngineSettings
 from engine.config import SchedulerConfig
 from engine.core import Engine
+from engine.motions import PrefersSwap
 from engine.sampling import GREEDY, Sampling
 
 _CHOICES = tuple(field.name for field in fields(SchedulerConfig) if field.name != "pool_blocks")
@@ -23,6 +25,24 @@ def schedule_config(settings: EngineSettings, pool_blocks: int) -> SchedulerConf
     """The schedule that a scenario declares, in a pool of that size. Raises UsageError for a contradiction."""
     with translated():
         return SchedulerConfig(pool_blocks=pool_blocks, **{name: getattr(settings, name) for name in _CHOICES})
+
+
+def swap_preference(settings: EngineSettings, device: str | None) -> PrefersSwap | None:
+    """With reclaim = "cheaper", which victims are swapped: as the calibration file says; else None.
+
+    device: the engine's, None if it has none. Raises UsageError for a file that is damaged or of another engine.
+    """
+    if settings.calibration is None:
+        return None
+    calibration = load_calibration(settings.calibration)
+    calibration.require_fits(
+        settings.calibration,
+        model=settings.model,
+        dtype=settings.dtype,
+        block_size=settings.block_size,
+        device=device,
+    )
+    return calibration.prefers_swap
 
 
 class EngineAdapter:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from batchbench.adapters.engine import REPORTS, EngineAdapter, schedule_config, translated
+from batchbench.adapters.engine import REPORTS, EngineAdapter, schedule_config, swap_preference, translated
 from batchbench.environment import memory_bytes
 from batchbench.errors import UsageError
 from batchbench.protocol import EngineDescription
@@ -38,11 +38,7 @@ class OwnEngineFactory:
         device = resolve_device(settings.device)
         # Small products gain nothing from threads and lose much when another process runs beside them.
         torch.set_num_threads(settings.threads)
-        model = load_model(settings, device)
-        with translated():
-            self.model = choose_decoder(
-                model, kernels=settings.kernels, numerics=settings.numerics, threads=settings.threads
-            )
+        self.model = load_decoder(settings, device)
 
     def __call__(self, pool_blocks: int, /, **choices: Any) -> OwnEngine:
         return OwnEngine(self.settings.model_copy(update=choices), self.model, pool_blocks, audit=self.audit)
@@ -54,7 +50,7 @@ class OwnEngine(EngineAdapter):
     def __init__(self, settings: EngineSettings, model: Decoder, pool_blocks: int, *, audit: bool = False) -> None:
         config = schedule_config(settings, pool_blocks)
         self._settings, self._model = settings, model
-        size = (pool_blocks + config.swap_blocks) * config.block_size * _kv_bytes_per_token(model)
+        size = (pool_blocks + config.swap_blocks) * config.block_size * kv_bytes_per_token(model)
         try:
             if model.device.type == "cpu" and size > (memory_bytes() or size):
                 raise MemoryError  # the system may promise more than there is, and end the process later
@@ -64,9 +60,10 @@ class OwnEngine(EngineAdapter):
                 f"pool of {pool_blocks} blocks of {config.block_size}: {show_bytes(size)} of K/V could not be "
                 f"allocated on {model.device}"
             ) from None
+        preference = swap_preference(settings, str(model.device))
         with translated():
             model.prepare(runner.store, config.slots, config.block_size)
-            super().__init__(Engine(config, runner, with_audit=audit))
+            super().__init__(Engine(config, runner, with_audit=audit, prefers_swap=preference))
 
     def describe(self) -> EngineDescription:
         model = self._model
@@ -75,7 +72,7 @@ class OwnEngine(EngineAdapter):
             model=self._settings.model,
             dtype=self._settings.dtype,
             device=str(model.device),
-            kv_bytes_per_token=_kv_bytes_per_token(model),
+            kv_bytes_per_token=kv_bytes_per_token(model),
             weight_bytes=model.weight_bytes,
             iteration_weight_bytes=model.matrix_bytes,
             numerics=self._settings.numerics,
@@ -99,6 +96,13 @@ def load_model(settings: EngineSettings, device: torch.device) -> Model:
             raise CheckpointError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
+def load_decoder(settings: EngineSettings, device: torch.device) -> Decoder:
+    """The model, with what computes it chosen and checked."""
+    model = load_model(settings, device)
+    with translated():
+        return choose_decoder(model, kernels=settings.kernels, numerics=settings.numerics, threads=settings.threads)
+
+
 def own_tokenizer(settings: EngineSettings) -> Tokenizer:
     """Bytes for `tiny`, a folder's tokenizer.json, or what a GGUF file carries. Raises UsageError."""
     path = _model_path(settings)
@@ -118,7 +122,7 @@ def _model_path(settings: EngineSettings) -> Path | None:
     raise UsageError(f"unknown model {settings.model!r}: not tiny, and no checkpoint folder or GGUF file of that path")
 
 
-def _kv_bytes_per_token(model: Decoder) -> int:
+def kv_bytes_per_token(model: Decoder) -> int:
     return model.config.kv_elements_per_token * model.dtype.itemsize
 
 

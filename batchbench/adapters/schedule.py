@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from batchbench.adapters.engine import REPORTS, EngineAdapter, schedule_config, translated
+from batchbench.adapters.engine import REPORTS, EngineAdapter, schedule_config, swap_preference, translated
 from batchbench.protocol import EngineDescription, IterationOutcome, Text
 from batchbench.scenario import EngineSettings
 from engine.core import Engine
@@ -32,8 +32,10 @@ class ScheduleEngine(EngineAdapter):
     def __init__(self, settings: EngineSettings, pool_blocks: int, *, audit: bool = False) -> None:
         config = schedule_config(settings, pool_blocks)
         self._settings = settings
+        # What `auto` would be is for torch to say: then a calibration of any device is believed.
+        preference = swap_preference(settings, None if settings.device == "auto" else settings.device)
         with translated():
-            super().__init__(Engine(config, NoRunner(), with_audit=audit))
+            super().__init__(Engine(config, NoRunner(), with_audit=audit, prefers_swap=preference))
 
     def describe(self) -> EngineDescription:
         return EngineDescription(
