@@ -85,15 +85,15 @@ class _Bench:
         steps = 2 * len(self.contexts) + 2 * len(self.copies) + 2
         self.company = max(1, min(size, decoder.config.max_positions - steps))
         self.steps = min(steps, decoder.config.max_positions - self.company)
-        pool = blocks + 1 + self.beside * -(-(self.company + self.steps) // size)
-        config = SchedulerConfig(self.beside + 1, pool, size, reclaim="swap", swap_blocks=blocks)
+        pool = 2 * blocks + 1 + self.beside * -(-(self.company + self.steps) // size)
+        config = SchedulerConfig(self.beside + 1, pool, size, reclaim="swap", swap_blocks=2 * blocks)
         try:
             with translated():
                 self.runner = ModelRunner(decoder, config)
                 decoder.prepare(self.runner.store, config.slots, size)
                 self.engine = Engine(config, self.runner)
         except (RuntimeError, MemoryError) as error:
-            raise UsageError(f"pools of {pool} + {blocks} blocks of {size} could not be allocated: {error}") from None
+            raise UsageError(f"pools of {pool} + {2 * blocks} blocks of {size} could not be allocated: {error}") from None
         for store in (self.runner.store, self.runner.host):  # a page's first touch is not the link
             store.keys.fill_(0.5)
             store.values.fill_(0.5)
@@ -127,10 +127,14 @@ class _Bench:
         self.engine.take("victim")
 
     def _copy(self, blocks: int) -> None:
+        """Out and back, between blocks that lie scattered, as a run leaves them."""
+        config = self.engine.config
+        here = self.order.sample(range(config.pool_blocks), blocks)
+        there = self.order.sample(range(config.swap_blocks), blocks)
         for out, seconds in ((True, self.out_s), (False, self.back_s)):
             if self.beside:
                 self.engine.step()  # as in a run, a forward has had the caches in between
-            seconds[blocks].append(self._copy_s(out, blocks))
+            seconds[blocks].append(self._copy_s(Copy(out, here, there)))
 
     def _prompt(self, tokens: int) -> list[int]:
         return [n % self.runner.model.config.vocab_size for n in range(tokens)]
@@ -140,9 +144,8 @@ class _Bench:
         self.engine.step()  # ends with the sampled tokens on the host, so a device has finished
         return time.perf_counter() - begin
 
-    def _copy_s(self, out: bool, blocks: int) -> float:
+    def _copy_s(self, copy: Copy) -> float:
         """The runner's own clock around the copy of an iteration that computes nothing."""
-        copy = Copy(out, range(blocks), range(blocks))
         return self.runner.execute(Plan([], [], [], [], [], [], [], [copy], [], [], [], [])).copy_s
 
 

@@ -1,0 +1,201 @@
+"""What a result's evictions cost: predicted by a calibration, against what its tables measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from batchbench.calibration import Calibration
+from batchbench.errors import ResultError, UsageError
+from batchbench.results import Result
+
+DEFINITION = (
+    "measured, recompute: step_s of the iterations that carried resumed rows, less the median step_s of the pool's "
+    "iterations that only decoded as many rows (between neighbouring counts linearly, where no iteration had as many); "
+    "swap: the pool's copy_s. What an eviction delays is not counted."
+)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionCost:
+    """One eviction. tokens: positions whose K/V was rebuilt or swapped. measured_ms: null where it cannot be told
+    apart: copies are timed per pool, and a resume may share its iteration with a first prefill or with copies.
+    """
+
+    pool_blocks: int
+    iteration: int
+    request_id: str
+    reclaim: str
+    tokens: int
+    predicted_ms: float
+    measured_ms: float | None
+    extrapolated: bool  # longer than anything that was calibrated
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCost:
+    """One strategy in one pool: sums over the evictions that were measured. Null where there is none.
+
+    unmeasured: evictions left out of both sums.
+    """
+
+    pool_blocks: int
+    reclaim: str
+    evictions: int
+    unmeasured: int
+    predicted_ms: float | None
+    measured_ms: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Predicted over measured; null where nothing, or nothing above 0, was measured."""
+        if self.predicted_ms is None or self.measured_ms is None or self.measured_ms <= 0:
+            return None
+        return self.predicted_ms / self.measured_ms
+
+
+def require_same_engine(result: Result, calibration: Calibration, path: str) -> None:
+    """Raise UsageError if the calibration is of another engine than the result."""
+    engine = result.run["engine"]
+    missing = [name for name in ("model", "dtype", "block_size", "device") if engine.get(name) is None]
+    if missing:
+        raise ResultError(f"the result does not say its engine's {missing[0]}, so no calibration can be matched to it")
+    if engine["device"] == "none":
+        raise UsageError("the result is of a schedule without a model: nothing was computed, so nothing was measured")
+    calibration.require_fits(
+        path,
+        model=engine["model"],
+        dtype=engine["dtype"],
+        block_size=engine["block_size"],
+        device=engine["device"],
+    )
+
+
+def eviction_costs(result: Result, calibration: Calibration) -> list[EvictionCost]:
+    """Every eviction of a result, in its order. Raises ResultError if the ledger does not say what it takes."""
+    resumes = _resumes(result)
+    extra_ms = {pool: _extra_ms(result, pool) for pool in _pools(result)}
+    nth: dict[tuple[int, str], int] = {}
+    later: dict[tuple[int, str], list[int]] = {}
+    for row in result.rows("evictions"):
+        later.setdefault((row["pool_blocks"], row["request_id"]), []).append(row["iteration"])
+    costs = []
+    for row in result.rows("evictions"):
+        if row["reclaim"] is None or row["cached_tokens"] is None:
+            raise ResultError("the result's engine does not report what became of a victim's K/V")
+        key = (row["pool_blocks"], row["request_id"])
+        n = nth[key] = nth.get(key, -1) + 1
+        until = later[key][n + 1] if len(later[key]) > n + 1 else math.inf
+        rows = [p for p in resumes.get(key, ()) if row["iteration"] <= p["iteration"] < until]
+        costs.append(_cost(row, rows, extra_ms[row["pool_blocks"]], calibration))
+    return costs
+
+
+def pool_costs(result: Result, costs: Sequence[EvictionCost]) -> list[PoolCost]:
+    """Sums of each pool and strategy that had evictions, in the order of the pools."""
+    copy_s = {row["pool_blocks"]: row["copy_s"] for row in result.rows("pools")}
+    sums = []
+    for pool in _pools(result):
+        for reclaim in ("recompute", "swap"):
+            own = [cost for cost in costs if (cost.pool_blocks, cost.reclaim) == (pool, reclaim)]
+            if not own:
+                continue
+            if reclaim == "swap":
+                counted = own if copy_s[pool] is not None else []
+                measured = None if copy_s[pool] is None else copy_s[pool] * 1e3
+            else:
+                counted = [cost for cost in own if cost.measured_ms is not None]
+                measured = math.fsum(cost.measured_ms or 0.0 for cost in counted) if counted else None
+            predicted = math.fsum(cost.predicted_ms for cost in counted) if counted else None
+            sums.append(PoolCost(pool, reclaim, len(own), len(own) - len(counted), predicted, measured))
+    return sums
+
+
+def decode_step_s(iterations: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Rows -> median seconds of the iterations that decoded so many, and did nothing else."""
+    seconds: dict[int, list[float]] = {}
+    for row in iterations:
+        if row["issued_tokens"] and _only_decodes(row):
+            seconds.setdefault(row["issued_tokens"], []).append(row["step_s"])
+    return {rows: median(found) for rows, found in sorted(seconds.items())}
+
+
+def at_rows(step_s: Mapping[int, float], rows: int) -> float | None:
+    """Seconds of an iteration of so many rows; between neighbours linearly, outside the nearest; null if there is none.
+
+    step_s: of decode_step_s, the fewest rows first.
+    """
+    below, above = [n for n in step_s if n <= rows], [n for n in step_s if n >= rows]
+    if not below or not above:
+        return step_s[(below or above)[-1 if below else 0]] if step_s else None
+    left, right = below[-1], above[0]
+    if left == right:
+        return step_s[left]
+    return step_s[left] + (step_s[right] - step_s[left]) * (rows - left) / (right - left)
+
+
+def _cost(row: Row, rows: Sequence[Row], extra_ms: Mapping[int, float], calibration: Calibration) -> EvictionCost:
+    measured: float | None = None
+    if row["reclaim"] == "swap":
+        tokens = end = row["cached_tokens"]
+        predicted = calibration.swap_ms(tokens)
+    else:
+        if row["rebuilt_tokens"] is None or row["recovered_tokens"] is None:
+            raise ResultError("the result's engine does not report what its resumes computed again")
+        # Positions found in the prefix cache are not computed again, but attended to.
+        tokens, end = row["rebuilt_tokens"], row["recovered_tokens"] + row["rebuilt_tokens"]
+        predicted = calibration.recompute_ms(end) - calibration.recompute_ms(row["recovered_tokens"])
+        if rows and all(p["iteration"] in extra_ms for p in rows):
+            measured = math.fsum(extra_ms[p["iteration"]] * p["share"] for p in rows)
+    return EvictionCost(
+        pool_blocks=row["pool_blocks"],
+        iteration=row["iteration"],
+        request_id=row["request_id"],
+        reclaim=row["reclaim"],
+        tokens=tokens,
+        predicted_ms=predicted,
+        measured_ms=measured,
+        extrapolated=end > calibration.max_tokens,
+    )
+
+
+def _resumes(result: Result) -> dict[tuple[int, str], list[Row]]:
+    """(pool, request) -> its resumed prefill rows, each with its `share` of its iteration's resumed positions."""
+    resumed = [row for row in result.rows("prefills") if row["resumed"]]
+    positions: dict[tuple[int, int], int] = {}
+    for row in resumed:
+        place = (row["pool_blocks"], row["iteration"])
+        positions[place] = positions.get(place, 0) + row["positions"]
+    found: dict[tuple[int, str], list[Row]] = {}
+    for row in resumed:
+        share = row["positions"] / positions[row["pool_blocks"], row["iteration"]]
+        found.setdefault((row["pool_blocks"], row["request_id"]), []).append({**row, "share": share})
+    return found
+
+
+def _extra_ms(result: Result, pool_blocks: int) -> dict[int, float]:
+    """Iteration -> milliseconds beyond a decode of as many rows; only of those whose prefills are all resumes."""
+    iterations = [row for row in result.rows("iterations") if row["pool_blocks"] == pool_blocks]
+    usual = decode_step_s(iterations)
+    fresh = {p["iteration"] for p in result.rows("prefills") if p["pool_blocks"] == pool_blocks and not p["resumed"]}
+    found = {}
+    for row in iterations:
+        resumes = row["prefill_rows"] and row["iteration"] not in fresh
+        without = at_rows(usual, row["issued_tokens"])
+        if resumes and without is not None and not row["swapped_out_tokens"] and not row["swapped_in_tokens"]:
+            found[row["iteration"]] = (row["step_s"] - without) * 1e3
+    return found
+
+
+def _only_decodes(row: Mapping[str, Any]) -> bool:
+    """Nothing known, and nothing unknown, beside decoding."""
+    names = ("prefill_rows", "preemptions", "swapped_out_tokens", "swapped_in_tokens")
+    return all(row[name] == 0 for name in names)
+
+
+def _pools(result: Result) -> list[int]:
+    return [row["pool_blocks"] for row in result.rows("pools")]
