@@ -106,16 +106,6 @@ class EngineSettings(_Frozen):
         "differ between pools.",
     )
 
-    @model_validator(mode="after")
-    def _calibrated(self) -> EngineSettings:
-        if self.reclaim == "cheaper" and self.calibration is None:
-            raise ValueError("reclaim = 'cheaper' needs calibration, a file that batchbench calibrate wrote")
-        if self.reclaim != "cheaper" and self.calibration is not None:
-            raise ValueError(
-                f"calibration = {self.calibration!r} would do nothing: reclaim is {self.reclaim!r}, not 'cheaper'"
-            )
-        return self
-
 
 class Workload(_Frozen):
     """Requests: either `requests` equal ones, or a list of `lengths`; prompts random, or texts."""
@@ -284,6 +274,15 @@ class Scenario(_Frozen):
     engine: EngineSettings
     workload: Workload
     sweep: Sweep
+
+    @model_validator(mode="after")
+    def _calibrated(self) -> Scenario:
+        reclaims = {dict(choices).get("reclaim", self.engine.reclaim) for _, choices in self.sweep.declared}
+        if "cheaper" in reclaims and self.engine.calibration is None:
+            raise ValueError("reclaim = 'cheaper' needs engine.calibration, a file that batchbench calibrate wrote")
+        if "cheaper" not in reclaims and self.engine.calibration is not None:
+            raise ValueError(f"engine.calibration = {self.engine.calibration!r} would do nothing: nothing is 'cheaper'")
+        return self
 
 
 def load_scenario(path: str | Path) -> Scenario:

@@ -27,13 +27,21 @@ def schedule_config(settings: EngineSettings, pool_blocks: int) -> SchedulerConf
         return SchedulerConfig(pool_blocks=pool_blocks, **{name: getattr(settings, name) for name in _CHOICES})
 
 
+def with_choices(settings: EngineSettings, choices: dict[str, Any]) -> EngineSettings:
+    """The settings of one point of a sweep. A point that recomputes has no swap pool, unless it says so itself."""
+    unused = {"swap_blocks": 0} if choices.get("reclaim") == "recompute" else {}
+    return settings.model_copy(update=unused | choices)
+
+
 def swap_preference(settings: EngineSettings, device: str | None) -> PrefersSwap | None:
     """With reclaim = "cheaper", which victims are swapped: as the calibration file says; else None.
 
     device: the engine's, None if it has none. Raises UsageError for a file that is damaged or of another engine.
     """
-    if settings.calibration is None:
+    if settings.reclaim != "cheaper":
         return None
+    if settings.calibration is None:
+        raise UsageError("reclaim = 'cheaper' needs calibration, a file that batchbench calibrate wrote")
     calibration = load_calibration(settings.calibration)
     calibration.require_fits(
         settings.calibration,

@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from batchbench.adapters.engine import REPORTS, EngineAdapter, schedule_config, swap_preference, translated
+from batchbench.adapters.engine import (
+    REPORTS,
+    EngineAdapter,
+    schedule_config,
+    swap_preference,
+    translated,
+    with_choices,
+)
 from batchbench.environment import memory_bytes
 from batchbench.errors import UsageError
 from batchbench.protocol import EngineDescription
@@ -41,7 +48,7 @@ class OwnEngineFactory:
         self.model = load_decoder(settings, device)
 
     def __call__(self, pool_blocks: int, /, **choices: Any) -> OwnEngine:
-        return OwnEngine(self.settings.model_copy(update=choices), self.model, pool_blocks, audit=self.audit)
+        return OwnEngine(with_choices(self.settings, choices), self.model, pool_blocks, audit=self.audit)
 
 
 class OwnEngine(EngineAdapter):

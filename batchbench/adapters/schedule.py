@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from batchbench.adapters.engine import REPORTS, EngineAdapter, schedule_config, swap_preference, translated
+from batchbench.adapters.engine import (
+    REPORTS,
+    EngineAdapter,
+    schedule_config,
+    swap_preference,
+    translated,
+    with_choices,
+)
 from batchbench.protocol import EngineDescription, IterationOutcome, Text
 from batchbench.scenario import EngineSettings
 from engine.core import Engine
@@ -21,7 +28,7 @@ class ScheduleEngineFactory:
         self.settings, self.audit = settings, audit
 
     def __call__(self, pool_blocks: int, /, **choices: Any) -> ScheduleEngine:
-        return ScheduleEngine(self.settings.model_copy(update=choices), pool_blocks, audit=self.audit)
+        return ScheduleEngine(with_choices(self.settings, choices), pool_blocks, audit=self.audit)
 
 
 class ScheduleEngine(EngineAdapter):

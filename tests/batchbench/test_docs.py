@@ -32,7 +32,7 @@ def load_generator():
 
 def test_generated_parts_are_current():
     found = list(load_generator().pages())
-    assert {page.name for page, _, _ in found} == {"cli.md", "metrics.md", "scenarios.md"}
+    assert {page.name for page, _, _ in found} == {"README.md", "cli.md", "metrics.md", "preemption.md", "scenarios.md"}
     for page, text, wanted in found:
         assert text == wanted, f"{page.name} is stale: run make docs"
 
