@@ -161,6 +161,41 @@ def test_a_request_that_outgrew_what_the_watermark_leaves_returns_once_the_pool_
     assert_whole(engine.scheduler)
 
 
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"token_budget": 4},
+        {"reclaim": "swap", "swap_blocks": 9},
+        {"reclaim": "swap", "swap_blocks": 2},  # too small for the victim
+        {"prefix_cache": True},
+        {"prefix_cache": True, "token_budget": 4, "reclaim": "swap", "swap_blocks": 9},
+        {"rules": "vllm-v1"},
+        {"rules": "vllm-v1", "token_budget": 4, "admission_gate": "first-chunk"},
+    ],
+    ids=str,
+)
+def test_the_watermark_deadlocks_nobody_under_any_mechanism(choices):
+    """The victim's context is more than admission may take beside r0: it waits for r0 to end, and comes back then."""
+    engine = bare_engine(slots=2, pool_blocks=6, block_size=4, watermark_blocks=3, **choices)
+    engine.submit("r0", [1], 20)
+    engine.submit("r1", [2] * 8, 12)
+    steps = []
+    while engine.has_work:
+        steps.append(engine.step())
+        if steps[-1].evicted:
+            (victim,) = engine.scheduler.waiting
+            assert victim.request_id == "r1" and engine.config.blocks_for(len(victim.tokens)) > 6 - 3
+        assert len(steps) < 200
+    assert sum(len(step.evicted) for step in steps) == 1
+    (resumed_at,) = [i for i, step in enumerate(steps) for a in step.admitted if a.resumed]
+    assert "r0" in steps[resumed_at - 1].finished
+    assert {name: len(output.token_ids) for name, output in take_all(engine, ["r0", "r1"]).items()} == {
+        "r0": 20, "r1": 12,
+    }  # fmt: skip
+    assert_whole(engine.scheduler)
+
+
 def test_slots_bound_the_rows_and_return():
     engine = bare_engine(slots=2, pool_blocks=100)
     submit(engine, *[(3, 2)] * 5)
@@ -184,6 +219,15 @@ def test_an_eviction_after_the_bought_block_is_full_is_not():
     engine.step()
     (eviction,) = engine.step().evicted
     assert not eviction.thrash
+
+
+def test_thrash_is_counted_for_each_stay_by_what_its_admission_bought():
+    """r2 gives way to r0 with 5 positions in blocks for 8, and to r1 with 6; r1 had 11 where 8 were bought."""
+    engine = bare_engine(slots=3, pool_blocks=5, block_size=4)
+    submit(engine, (4, 6), (7, 8), (5, 4))
+    evicted = {at: step.evicted for at, step in enumerate(drain(engine), start=1) if step.evicted}
+    found = {at: [(e.request_id, e.cached_tokens, e.thrash) for e in events] for at, events in evicted.items()}
+    assert found == {2: [("r2", 5, True)], 6: [("r1", 11, False)], 8: [("r2", 6, True)]}
 
 
 @pytest.mark.parametrize("moment", ["waiting", "running", "preempted"])
