@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import product
 
 import pytest
 import torch
 
+from engine.audit import audit
 from engine.config import SchedulerConfig
 from engine.core import Engine
 from engine.errors import ConfigError, NoProgress, RequestRefused
 from engine.kv_store import KVStore
+from engine.plan import NoRunner
 from engine.policies import VICTIM_RULES
+from engine.request import Status
 from engine.rules import vllm_v1
 from tests.helpers import (
     DTYPES,
@@ -389,21 +393,76 @@ def test_settings_that_contradict_each_other_are_refused(choices, message):
 
 # ---- aborts ----------------------------------------------------------------------------------
 
+ALWAYS = {"waiting", "running", "finished"}
+REACHED = {
+    "recompute": {"preempted", "resumed"},
+    "swap": {"swapped", "resumed"},
+    "swap, a pool too small": {"swapped", "preempted", "resumed"},
+    "cheaper": {"swapped", "preempted", "resumed"},
+    "chunks": {"mid-prefill", "preempted", "resumed"},
+    "chunks of one": {"mid-prefill"},
+    "prefix cache": {"preempted", "resumed"},
+    "prefix cache, swap and chunks": {"mid-prefill", "swapped", "resumed"},
+    "reserve output": set(),
+    "reserve max": set(),
+    "static": {"spent", "preempted", "resumed"},
+    "static, prefix cache and swap": {"spent", "swapped", "resumed"},
+    "vllm-v1": {"mid-prefill", "preempted", "resumed"},
+    "vllm-v1, first chunk": {"mid-prefill", "preempted", "resumed"},
+    "vllm-v1, prefix cache": {"mid-prefill", "preempted", "resumed"},
+    "sglang": {"mid-prefill"},
+    "sglang, prefix cache and swap": set(),
+}
+"""States that a request can be found in between two iterations of the workload below, beside those of ALWAYS."""
+
+
+def submitted(mechanism):
+    """The workload, in a pool that is too small for it."""
+    config = SchedulerConfig(SLOTS, 7, BLOCK_SIZE, **MECHANISMS[mechanism])
+    engine = Engine(config, NoRunner(), with_audit=True, prefers_swap=lambda tokens: tokens > 8)
+    for number, (tokens, output) in enumerate(LENGTHS):
+        engine.submit(f"r{number}", prompt_of(number, tokens), output)
+    return engine
+
+
+def state_of(engine, request):
+    if request.status is Status.WAITING:
+        return "swapped" if request.host_blocks else "preempted" if request.evictions else "waiting"
+    if request.status is Status.RUNNING:
+        if request.num_computed < request.context:
+            return "mid-prefill"
+        return "resumed" if request.evictions else "running"
+    return "spent" if request in engine.scheduler.spent else request.status.value
+
+
+def moments(mechanism):
+    """By state: every (iterations, request id) after which a request is in it."""
+    engine, found = submitted(mechanism), defaultdict(list)
+    for iterations in range(10_000):
+        for name, request in engine.scheduler.requests.items():
+            found[state_of(engine, request)].append((iterations, name))
+        if not engine.has_work:
+            return found
+        engine.step()
+
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_an_abort_at_any_moment_returns_every_block(roomy, mechanism):
-    """Each request in turn, at each iteration: waiting, running, in mid-prefill, preempted, swapped."""
-    _, _, want = roomy[torch.float32]
-    ids = [f"r{n}" for n in range(len(LENGTHS))]
-    for moment in range(0, 24, 2):
-        for aborted in ids[moment % 3 :: 3]:
-            engine = bare_engine(SLOTS, 7, **MECHANISMS[mechanism])
-            for number, (tokens, output) in enumerate(LENGTHS):
-                engine.submit(f"r{number}", prompt_of(number, tokens), output)
-            for _ in range(moment):
-                if engine.has_work:
-                    engine.step()
+def test_an_abort_in_every_state_returns_every_block(mechanism):
+    """The first, a middle and the last moment of each state that the mechanism knows."""
+    found = moments(mechanism)
+    assert set(found) == ALWAYS | REACHED[mechanism]
+    ids = {f"r{number}" for number in range(len(LENGTHS))}
+    for state, times in found.items():
+        for iterations, aborted in {times[0], times[len(times) // 2], times[-1]}:
+            engine = submitted(mechanism)
+            for _ in range(iterations):
+                engine.step()
+            assert state_of(engine, engine.scheduler.requests[aborted]) == state
             engine.abort(aborted)
+            audit(engine.scheduler)  # its blocks and swap blocks are back at once, if nobody shares them
             drain(engine)
             assert_whole(engine.scheduler)
-            assert set(take_all(engine, [name for name in ids if name != aborted])) == want.keys() - {aborted}
+            outputs = take_all(engine, sorted(ids - {aborted}))
+            assert {name: len(output.token_ids) for name, output in outputs.items()} == {
+                f"r{n}": output for n, (_, output) in enumerate(LENGTHS) if f"r{n}" != aborted
+            }
