@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from batchbench.errors import UsageError
 
-FORMAT, VERSION = "batchbench-calibration", 1
+FORMAT: Literal["batchbench-calibration"] = "batchbench-calibration"
+VERSION: Literal[1] = 1
 
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Ms = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -158,15 +159,15 @@ def load_calibration(path: str | Path) -> Calibration:
         raise UsageError(f"calibration {path}: damaged file: {_complaint(error)}") from None
 
 
-def require_savable(path: Path) -> None:
-    """Raise UsageError, before an hour's work, if a file could not be put there."""
+def require_savable(path: Path, what: str = "calibration") -> None:
+    """Raise UsageError, before the work, if a file could not be put there."""
     if path.is_dir():
-        raise UsageError(f"calibration {path} is a folder; name a file in it")
+        raise UsageError(f"{what} {path} is a folder; name a file in it")
     try:
         with tempfile.TemporaryFile(dir=path.absolute().parent):
             pass
     except OSError as error:
-        raise UsageError(f"calibration {path}: {error.strerror or error}") from None
+        raise UsageError(f"{what} {path}: {error.strerror or error}") from None
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:

@@ -9,6 +9,7 @@ Strategy = Literal["recompute", "swap"]
 
 # A toy model and link, for feeling the sizes; `calibrate` measures a machine's own.
 MS_PER_TOKEN, BYTES_PER_TOKEN, BANDWIDTH_BYTES_PER_S = 0.1, 131_072, 25e9
+VICTIM_TOKENS = 1000
 
 
 def recompute_ms(tokens: int, ms_per_token: float = MS_PER_TOKEN) -> float:

@@ -17,6 +17,7 @@ DEFINITION = (
     "iterations that only decoded as many rows (between neighbouring counts linearly, where no iteration had as many); "
     "swap: the pool's copy_s. What an eviction delays is not counted."
 )
+TOLERANCE = 0.15  # a sum that is predicted further off than this is pointed out
 Row = dict[str, Any]
 
 

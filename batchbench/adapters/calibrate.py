@@ -93,7 +93,9 @@ class _Bench:
                 decoder.prepare(self.runner.store, config.slots, size)
                 self.engine = Engine(config, self.runner)
         except (RuntimeError, MemoryError) as error:
-            raise UsageError(f"pools of {pool} + {2 * blocks} blocks of {size} could not be allocated: {error}") from None
+            raise UsageError(
+                f"pools of {pool} + {2 * blocks} blocks of {size} could not be allocated: {error}"
+            ) from None
         for store in (self.runner.store, self.runner.host):  # a page's first touch is not the link
             store.keys.fill_(0.5)
             store.values.fill_(0.5)
