@@ -36,7 +36,7 @@ from batchbench.cost_report import (
 from batchbench.demand import resolve_points
 from batchbench.environment import git_revision, machine, versions
 from batchbench.errors import BatchbenchError, TextsDiffer, UsageError
-from batchbench.eviction_cost import eviction_costs, pool_costs, require_same_engine
+from batchbench.eviction_cost import eviction_costs, point_costs, require_same_engine
 from batchbench.predict import read_bandwidth_bytes_per_s
 from batchbench.present import (
     Format,
@@ -446,7 +446,7 @@ def _print_evictions(
 ) -> None:
     require_same_engine(result, measured, str(path))
     costs = eviction_costs(result, measured)
-    sums, name = pool_costs(result, costs), str(result.run["scenario"]["name"])
+    sums, name = point_costs(result, costs), str(result.run["scenario"]["name"])
     if plot is not None:
         from batchbench.cost_plots import save_evictions
 

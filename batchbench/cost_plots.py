@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from batchbench import cost
 from batchbench.calibration import Calibration
 from batchbench.errors import BatchbenchError
-from batchbench.eviction_cost import TOLERANCE, EvictionCost, PoolCost
+from batchbench.eviction_cost import TOLERANCE, EvictionCost, PointCost
 from batchbench.plots import ALERT, DARK, LIGHT, MID, STYLE
 
 _TOY_TOKENS = 4096
@@ -27,7 +27,7 @@ def save_comparison(
     _save(path, lambda: _comparison(calibration, ms_per_token, bandwidth_bytes_per_s, per_token_bytes))
 
 
-def save_evictions(path: Path, name: str, costs: Sequence[EvictionCost], sums: Sequence[PoolCost]) -> None:
+def save_evictions(path: Path, name: str, costs: Sequence[EvictionCost], sums: Sequence[PointCost]) -> None:
     """Predicted against measured: every eviction that could be told apart, and the sums of each pool."""
     _save(path, lambda: _evictions(name, costs, sums))
 
@@ -110,7 +110,7 @@ def _curve(
     return tokens, np.array([cost_ms(int(n)) for n in tokens])
 
 
-def _evictions(name: str, costs: Sequence[EvictionCost], sums: Sequence[PoolCost]) -> Figure:
+def _evictions(name: str, costs: Sequence[EvictionCost], sums: Sequence[PointCost]) -> Figure:
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     scatter, bars = figure.subplots(1, 2, width_ratios=(0.9, 1.1))
     _scatter_panel(scatter, [one for one in costs if one.measured_ms is not None])

@@ -9,7 +9,7 @@ from typing import Any
 from batchbench import cost
 from batchbench.calibration import Calibration
 from batchbench.errors import UsageError
-from batchbench.eviction_cost import DEFINITION, TOLERANCE, EvictionCost, PoolCost
+from batchbench.eviction_cost import DEFINITION, TOLERANCE, EvictionCost, PointCost
 from batchbench.present import Sheet, one_line
 from batchbench.units import show_bytes, show_count
 
@@ -129,25 +129,36 @@ def comparison_lines(document: Mapping[str, Any], calibration: Calibration | Non
 
 
 def evictions_document(
-    name: str, path: str, calibration: Calibration, costs: Sequence[EvictionCost], sums: Sequence[PoolCost]
+    name: str, path: str, calibration: Calibration, costs: Sequence[EvictionCost], sums: Sequence[PointCost]
 ) -> Document:
     return {
         "scenario": name,
         "calibration": path,
         "model": calibration.model,
         "definition": DEFINITION,
-        "pools": [{**asdict(total), "ratio": total.ratio} for total in sums],
+        "points": [{**asdict(total), "ratio": total.ratio} for total in sums],
         "evictions": [asdict(one) for one in costs],
     }
 
 
-def evictions_sheet(sums: Sequence[PoolCost]) -> Sheet:
-    """A row per pool and strategy."""
+def evictions_sheet(sums: Sequence[PointCost]) -> Sheet:
+    """A row per point and strategy."""
+    varied = any(total.choices for total in sums)
     return Sheet(
-        ("pool", "reclaim", "evictions", "not measured", "predicted ms", "measured ms", "predicted /measured"),
+        (
+            "pool",
+            *(("choices",) if varied else ()),
+            "reclaim",
+            "evictions",
+            "not measured",
+            "predicted ms",
+            "measured ms",
+            "predicted /measured",
+        ),
         tuple(
             (
                 str(total.pool_blocks),
+                *((one_line(total.choices),) if varied else ()),
                 total.reclaim,
                 str(total.evictions),
                 str(total.unmeasured),
@@ -160,7 +171,7 @@ def evictions_sheet(sums: Sequence[PoolCost]) -> Sheet:
 
 
 def evictions_lines(
-    calibration: Calibration, costs: Sequence[EvictionCost], sums: Sequence[PoolCost], threads: int | None
+    calibration: Calibration, costs: Sequence[EvictionCost], sums: Sequence[PointCost], threads: int | None
 ) -> list[str]:
     """Where the prediction is off, what was left out, and what `measured` means."""
     if not costs:
@@ -171,7 +182,7 @@ def evictions_lines(
     if left_out := sum(total.unmeasured for total in sums):
         lines.append(
             f"{show_count(left_out, 'eviction')} left out of both sums: the resume shared its iteration with a "
-            f"prompt's first computation or with copies, or its pool had no copy_s"
+            f"prompt's first computation or with copies, or its point had no copy_s"
         )
     if far := sum(one.extrapolated for one in costs):
         lines.append(
@@ -183,8 +194,8 @@ def evictions_lines(
     return [one_line(line) for line in (*lines, DEFINITION)]
 
 
-def _verdict(total: PoolCost) -> str:
-    where = f"pool {total.pool_blocks}, {total.reclaim}"
+def _verdict(total: PointCost) -> str:
+    where = ", ".join(filter(None, (f"pool {total.pool_blocks}", total.choices, total.reclaim)))
     if total.measured_ms is None or total.predicted_ms is None:
         return f"{where}: no eviction could be measured"
     if total.ratio is None:

@@ -13,9 +13,9 @@ from batchbench.errors import ResultError, UsageError
 from batchbench.results import Result
 
 DEFINITION = (
-    "measured, recompute: step_s of the iterations that carried resumed rows, less the median step_s of the pool's "
+    "measured, recompute: step_s of the iterations that carried resumed rows, less the median step_s of the point's "
     "iterations that only decoded as many rows (between neighbouring counts linearly, where no iteration had as many); "
-    "swap: the pool's copy_s. What an eviction delays is not counted."
+    "swap: the point's copy_s. What an eviction delays is not counted."
 )
 TOLERANCE = 0.15  # a sum that is predicted further off than this is pointed out
 Row = dict[str, Any]
@@ -24,9 +24,10 @@ Row = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class EvictionCost:
     """One eviction. tokens: positions whose K/V was rebuilt or swapped. measured_ms: null where it cannot be told
-    apart: copies are timed per pool, and a resume may share its iteration with a first prefill or with copies.
+    apart: copies are timed per point, and a resume may share its iteration with a first prefill or with copies.
     """
 
+    point: int
     pool_blocks: int
     iteration: int
     request_id: str
@@ -38,13 +39,15 @@ class EvictionCost:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolCost:
-    """One strategy in one pool: sums over the evictions that were measured. Null where there is none.
+class PointCost:
+    """One strategy at one point of the sweep: sums over the evictions that were measured. Null where there is none.
 
     unmeasured: evictions left out of both sums.
     """
 
+    point: int
     pool_blocks: int
+    choices: str
     reclaim: str
     evictions: int
     unmeasured: int
@@ -79,40 +82,40 @@ def require_same_engine(result: Result, calibration: Calibration, path: str) -> 
 def eviction_costs(result: Result, calibration: Calibration) -> list[EvictionCost]:
     """Every eviction of a result, in its order. Raises ResultError if the ledger does not say what it takes."""
     resumes = _resumes(result)
-    extra_ms = {pool: _extra_ms(result, pool) for pool in _pools(result)}
+    extra_ms = {point: _extra_ms(result, point) for point in result.tables["pools"]["point"]}
     nth: dict[tuple[int, str], int] = {}
     later: dict[tuple[int, str], list[int]] = {}
     for row in result.rows("evictions"):
-        later.setdefault((row["pool_blocks"], row["request_id"]), []).append(row["iteration"])
+        later.setdefault((row["point"], row["request_id"]), []).append(row["iteration"])
     costs = []
     for row in result.rows("evictions"):
         if row["reclaim"] is None or row["cached_tokens"] is None:
             raise ResultError("the result's engine does not report what became of a victim's K/V")
-        key = (row["pool_blocks"], row["request_id"])
+        key = (row["point"], row["request_id"])
         n = nth[key] = nth.get(key, -1) + 1
         until = later[key][n + 1] if len(later[key]) > n + 1 else math.inf
         rows = [p for p in resumes.get(key, ()) if row["iteration"] <= p["iteration"] < until]
-        costs.append(_cost(row, rows, extra_ms[row["pool_blocks"]], calibration))
+        costs.append(_cost(row, rows, extra_ms[row["point"]], calibration))
     return costs
 
 
-def pool_costs(result: Result, costs: Sequence[EvictionCost]) -> list[PoolCost]:
-    """Sums of each pool and strategy that had evictions, in the order of the pools."""
-    copy_s = {row["pool_blocks"]: row["copy_s"] for row in result.rows("pools")}
+def point_costs(result: Result, costs: Sequence[EvictionCost]) -> list[PointCost]:
+    """Sums of each point and strategy that had evictions, in the order of the sweep."""
     sums = []
-    for pool in _pools(result):
+    for point in result.rows("pools"):
         for reclaim in ("recompute", "swap"):
-            own = [cost for cost in costs if (cost.pool_blocks, cost.reclaim) == (pool, reclaim)]
+            own = [cost for cost in costs if (cost.point, cost.reclaim) == (point["point"], reclaim)]
             if not own:
                 continue
             if reclaim == "swap":
-                counted = own if copy_s[pool] is not None else []
-                measured = None if copy_s[pool] is None else copy_s[pool] * 1e3
+                counted = own if point["copy_s"] is not None else []
+                measured = None if point["copy_s"] is None else point["copy_s"] * 1e3
             else:
                 counted = [cost for cost in own if cost.measured_ms is not None]
                 measured = math.fsum(cost.measured_ms or 0.0 for cost in counted) if counted else None
             predicted = math.fsum(cost.predicted_ms for cost in counted) if counted else None
-            sums.append(PoolCost(pool, reclaim, len(own), len(own) - len(counted), predicted, measured))
+            where = (point["point"], point["pool_blocks"], point["choices"])
+            sums.append(PointCost(*where, reclaim, len(own), len(own) - len(counted), predicted, measured))
     return sums
 
 
@@ -153,6 +156,7 @@ def _cost(row: Row, rows: Sequence[Row], extra_ms: Mapping[int, float], calibrat
         if rows and all(p["iteration"] in extra_ms for p in rows):
             measured = math.fsum(extra_ms[p["iteration"]] * p["share"] for p in rows)
     return EvictionCost(
+        point=row["point"],
         pool_blocks=row["pool_blocks"],
         iteration=row["iteration"],
         request_id=row["request_id"],
@@ -165,24 +169,24 @@ def _cost(row: Row, rows: Sequence[Row], extra_ms: Mapping[int, float], calibrat
 
 
 def _resumes(result: Result) -> dict[tuple[int, str], list[Row]]:
-    """(pool, request) -> its resumed prefill rows, each with its `share` of its iteration's resumed positions."""
+    """(point, request) -> its resumed prefill rows, each with its `share` of its iteration's resumed positions."""
     resumed = [row for row in result.rows("prefills") if row["resumed"]]
     positions: dict[tuple[int, int], int] = {}
     for row in resumed:
-        place = (row["pool_blocks"], row["iteration"])
+        place = (row["point"], row["iteration"])
         positions[place] = positions.get(place, 0) + row["positions"]
     found: dict[tuple[int, str], list[Row]] = {}
     for row in resumed:
-        share = row["positions"] / positions[row["pool_blocks"], row["iteration"]]
-        found.setdefault((row["pool_blocks"], row["request_id"]), []).append({**row, "share": share})
+        share = row["positions"] / positions[row["point"], row["iteration"]]
+        found.setdefault((row["point"], row["request_id"]), []).append({**row, "share": share})
     return found
 
 
-def _extra_ms(result: Result, pool_blocks: int) -> dict[int, float]:
+def _extra_ms(result: Result, point: int) -> dict[int, float]:
     """Iteration -> milliseconds beyond a decode of as many rows; only of those whose prefills are all resumes."""
-    iterations = [row for row in result.rows("iterations") if row["pool_blocks"] == pool_blocks]
+    iterations = [row for row in result.rows("iterations") if row["point"] == point]
     usual = decode_step_s(iterations)
-    fresh = {p["iteration"] for p in result.rows("prefills") if p["pool_blocks"] == pool_blocks and not p["resumed"]}
+    fresh = {p["iteration"] for p in result.rows("prefills") if p["point"] == point and not p["resumed"]}
     found = {}
     for row in iterations:
         resumes = row["prefill_rows"] and row["iteration"] not in fresh
@@ -196,7 +200,3 @@ def _only_decodes(row: Mapping[str, Any]) -> bool:
     """Nothing known, and nothing unknown, beside decoding."""
     names = ("prefill_rows", "preemptions", "swapped_out_tokens", "swapped_in_tokens")
     return all(row[name] == 0 for name in names)
-
-
-def _pools(result: Result) -> list[int]:
-    return [row["pool_blocks"] for row in result.rows("pools")]
