@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from batchbench import cost
 from batchbench.calibration import Calibration
@@ -37,22 +39,18 @@ def _comparison(
 ) -> Figure:
     figure = Figure(figsize=(9.6, 4.2) if calibration else (6.6, 4.4), layout="constrained")
     if calibration is None:
-        _toy_panel(figure.subplots(), ms_per_token, bandwidth_bytes_per_s, per_token_bytes)
+        _toy_panel(figure.subplots(), ms_per_token, bandwidth_bytes_per_s, per_token_bytes, None)
     else:
         measured, toy = figure.subplots(1, 2)
         _measured_panel(measured, calibration)
-        _toy_panel(toy, ms_per_token, bandwidth_bytes_per_s, per_token_bytes)
-        toy.plot(*_curve(calibration, calibration.recompute_ms), "o-", color=ALERT, markersize=3, linewidth=1,
-                 label="recompute, measured")  # fmt: skip
-        toy.plot(*_curve(calibration, calibration.swap_ms), "s-", color="0.45", markersize=3, linewidth=1,
-                 label="swap, measured")  # fmt: skip
-        toy.legend(loc="upper left", fontsize=7)
-        toy.set_ylim(top=toy.get_ylim()[1] * 30)  # room for the legend
+        _toy_panel(toy, ms_per_token, bandwidth_bytes_per_s, per_token_bytes, calibration)
     figure.suptitle("What an eviction costs: computing its K/V again, or copying it out and back")
     return figure
 
 
-def _toy_panel(axes: Axes, ms_per_token: float, bandwidth_bytes_per_s: float, per_token_bytes: int) -> None:
+def _toy_panel(
+    axes: Axes, ms_per_token: float, bandwidth_bytes_per_s: float, per_token_bytes: int, measured: Calibration | None
+) -> None:
     """Lines through 0: with costs per position that do not grow, one link is cheaper at every length, or at none."""
     tokens = np.array([1, _TOY_TOKENS])
     flip = cost.flip_bandwidth_bytes_per_s(per_token_bytes, ms_per_token)
@@ -61,9 +59,13 @@ def _toy_panel(axes: Axes, ms_per_token: float, bandwidth_bytes_per_s: float, pe
     for link, style in zip(links, _STYLES, strict=False):
         swaps = [cost.swap_ms(int(n), per_token_bytes, link) for n in tokens]
         axes.plot(tokens, swaps, style, color=MID, linewidth=1.8, label=f"swap, {link / 1e9:.3g} GB/s")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set(xlabel="positions of the victim", ylabel="cost [ms]", title="with constants")
+    if measured:
+        axes.plot(*_curve(measured, measured.recompute_ms), color=ALERT, linewidth=2.5, label="recompute, measured")
+        axes.plot(*_curve(measured, measured.swap_ms), color="0.55", linewidth=2.5, label="swap, measured")
+    _log_axes(axes)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 6, high * (100 if measured else 12))  # room for the legend and the note
+    axes.set(title="with constants, and measured" if measured else "with constants")
     axes.text(0.98, 0.03, f"equal at {flip / 1e9:.3g} GB/s, at every length", ha="right", transform=axes.transAxes,
               fontsize=8)  # fmt: skip
     axes.legend(loc="upper left", fontsize=8)
@@ -72,23 +74,26 @@ def _toy_panel(axes: Axes, ms_per_token: float, bandwidth_bytes_per_s: float, pe
 def _measured_panel(axes: Axes, calibration: Calibration) -> None:
     """This machine's curves, the points that were measured, and where the choice flips."""
     c = calibration
-    x, recompute = _curve(c, c.recompute_ms)
-    points = [point.tokens for point in c.resumes]
+    bars: dict[str, Any] = {"markersize": 4, "capsize": 2}
+    axes.plot(*_curve(c, c.recompute_ms), color=DARK, linewidth=1.8)
     spread = [point.resume.spread_ms + point.decode.spread_ms for point in c.resumes]
-    axes.plot(x, recompute, color=DARK, linewidth=2)
-    axes.errorbar(points, [p.extra_ms for p in c.resumes], yerr=spread, fmt="o", color=DARK, markersize=4, capsize=2)
-    axes.plot(*_curve(c, c.swap_ms), "--", color=MID, linewidth=2)
-    axes.errorbar([p.blocks * c.block_size for p in c.copies], [p.round_trip_ms for p in c.copies],
-                  yerr=[p.out.spread_ms + p.back.spread_ms for p in c.copies], fmt="s", color=MID,
-                  markeredgecolor="0.2", markersize=4, capsize=2)  # fmt: skip
-    axes.set_ylim(0, 1.1 * max(recompute.max(), max(p.round_trip_ms for p in c.copies)))
-    for tokens in c.crossovers()[:3]:
+    axes.errorbar([p.tokens for p in c.resumes], [p.extra_ms for p in c.resumes], spread, fmt="o", color=DARK, **bars)
+    axes.plot(*_curve(c, c.swap_ms), "--", color=MID, linewidth=1.8)
+    spread = [point.out.spread_ms + point.back.spread_ms for point in c.copies]
+    lengths = [point.blocks * c.block_size for point in c.copies]
+    axes.errorbar(lengths, [p.round_trip_ms for p in c.copies], spread, fmt="s", color=MID, mec="0.2", **bars)
+    _log_axes(axes)
+    axes.set_ylim(top=12 * axes.get_ylim()[1])  # room for the legend
+    for tokens in c.crossovers()[:1]:
         axes.plot(tokens, c.swap_ms(tokens), "X", color=ALERT, markersize=8, zorder=5)
         axes.annotate(
-            f"equal at about {tokens}",
+            f"swap takes less\nfrom {tokens} positions"
+            if len(c.crossovers()) == 1
+            else f"first flips\nat {tokens} positions",
             (tokens, c.swap_ms(tokens)),
-            xytext=(14, 26),
-            textcoords="offset points",
+            xytext=(0.97, 0.06),
+            textcoords="axes fraction",
+            ha="right",
             fontsize=8,
             arrowprops={"arrowstyle": "->", "color": "0.2"},
         )
@@ -99,8 +104,17 @@ def _measured_panel(axes: Axes, calibration: Calibration) -> None:
         ],
         loc="upper left",
     )
-    name = Path(c.model).name
-    axes.set(xlabel="positions of the victim", ylabel="cost [ms]", xlim=(0, None), title=f"measured: {name}, {c.dtype}")
+    axes.set(title=f"measured: {Path(c.model).name}, {c.dtype}")
+
+
+def _log_axes(axes: Axes) -> None:
+    """Lengths and costs as powers, labelled in plain numbers."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.set(xlabel="positions of the victim", ylabel="cost [ms]")
 
 
 def _curve(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from batchbench.calibration import save_calibration
 from batchbench.cost import (
     bytes_per_token,
     cheaper,
@@ -17,6 +18,8 @@ from batchbench.cost import (
     recompute_ms,
     swap_ms,
 )
+from tests.batchbench.test_calibration import calibration
+from tests.batchbench.test_cli import invoke
 
 LESSON = json.loads((Path(__file__).parents[1] / "golden" / "day34.json").read_text())["cost_lesson"]
 
@@ -71,3 +74,38 @@ def test_negative_sizes_are_refused():
             call()
     with pytest.raises(ValueError, match="never loses"):
         flip_bandwidth_bytes_per_s(1, 0)
+
+
+def test_the_command_prints_the_lessons_comparison():
+    document = json.loads(invoke("cost", "--format", "json").stdout)
+    assert document["recompute_ms"] == LESSON["recompute_ms(1000)"]
+    assert document["swap_ms"] == LESSON["swap_ms(1000, 131072, 25e9)"]
+    assert document["cheaper"] == LESSON["cheaper(1000, 131072, 25e9)"]
+    assert document["flip_bandwidth_bytes_per_s"] == LESSON["link bandwidth at which the choice flips, bytes/s"]
+    assert "2.62 GB/s" in invoke("cost").stdout
+
+
+def test_the_command_takes_other_constants_and_draws_them(tmp_path):
+    shape = ("--layers", "30", "--kv-heads", "3", "--head-size", "64", "--element-bytes", "2")
+    link = ("--bandwidth", "1e9", "--ms-per-token", "0.01", "--tokens", "100")
+    figure = tmp_path / "cost.png"
+    document = json.loads(invoke("cost", *shape, *link, "--plot", str(figure), "--format", "json").stdout)
+    assert (document["kv_bytes_per_token"], document["recompute_ms"]) == (23_040, 1.0)
+    assert (document["swap_ms"], document["cheaper"]) == (pytest.approx(4.608), "recompute")
+    assert document["figure"] == str(figure)
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_takes_measured_costs_and_draws_them(tmp_path):
+    path, figure = tmp_path / "c.json", tmp_path / "cost.png"
+    save_calibration(calibration(), path)
+    asked = ("cost", "--calibration", str(path), "--plot", str(figure))
+    document = json.loads(invoke(*asked, "--tokens", "14", "--format", "json").stdout)
+    assert (document["recompute_ms"], document["swap_ms"], document["cheaper"]) == (pytest.approx(7.2), 6.0, "swap")
+    assert document["crossover_tokens"] == [12]
+    assert document["flip_bandwidth_bytes_per_s"] == pytest.approx(2 * 14 * 768 / 7.2e-3)
+    assert document["extrapolated"] is False
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    table = invoke(*asked).stdout
+    assert "swapping takes less from 12 positions on" in table
+    assert "extrapolated: nothing longer than 16 positions was measured" in table
