@@ -351,7 +351,7 @@ def _complaint(error: ErrorDetails) -> str:
         said += ", got a number of hundreds of digits"
     elif isinstance(value, (int, float, str)):
         said += f", got {value!r:.120}"
-    return f"{path}: {said}"
+    return f"{path}: {said}" if path else said
 
 
 def _keys_at(parents: Iterable[str]) -> list[str]:

@@ -213,9 +213,9 @@ def test_a_calibration_of_another_engine_is_refused_by_name(tmp_path, engine, ch
 
 def test_cheaper_and_calibration_need_each_other(here):  # noqa: F811
     scenario(here, ("[engine]", '[engine]\nreclaim = "cheaper"\nswap_blocks = 4'))
-    assert_refused(invoke("validate", "x.toml"), here, "reclaim = 'cheaper' needs calibration")
+    assert_refused(invoke("validate", "x.toml"), here, "reclaim = 'cheaper' needs engine.calibration")
     scenario(here, ("[engine]", '[engine]\ncalibration = "c.json"'))
-    assert_refused(invoke("validate", "x.toml"), here, "calibration = 'c.json' would do nothing")
+    assert_refused(invoke("validate", "x.toml"), here, "engine.calibration = 'c.json' would do nothing")
     scenario(here, ("[engine]", '[engine]\nreclaim = "cheaper"\nswap_blocks = 4\ncalibration = "c.json"'))
     assert_refused(invoke("validate", "x.toml"), here, "calibration c.json: No such file")
 

@@ -10,7 +10,7 @@ import pytest
 
 from batchbench.calibration import save_calibration
 from batchbench.errors import ResultError, UsageError
-from batchbench.eviction_cost import at_rows, decode_step_s, eviction_costs, pool_costs, require_same_engine
+from batchbench.eviction_cost import at_rows, decode_step_s, eviction_costs, point_costs, require_same_engine
 from batchbench.results import Result
 from batchbench.schema import TABLES, arrow_schema
 from tests.batchbench.test_calibration import calibration
@@ -39,7 +39,7 @@ def result(iterations, prefills, evictions, copy_s=0.0):
     arrow = {}
     for name in TABLES:
         schema = pa.schema([field.with_nullable(True) for field in arrow_schema(name)])
-        found = [{"pool_blocks": 8, **row} for row in rows.get(name, [])]
+        found = [{"point": 0, "pool_blocks": 8, "choices": "", **row} for row in rows.get(name, [])]
         arrow[name] = pa.Table.from_pylist(found, schema=schema)
     return Result({"engine": ENGINE, "scenario": {"name": "x"}}, arrow)
 
@@ -53,7 +53,7 @@ def test_a_resume_costs_what_its_iteration_took_beyond_a_decode_of_as_many_rows(
     (one,) = eviction_costs(found, calibration())
     assert one.measured_ms == pytest.approx(4.5)
     assert (one.predicted_ms, one.tokens, one.extrapolated) == (4.0, 10, False)
-    (total,) = pool_costs(found, [one])
+    (total,) = point_costs(found, [one])
     assert (total.evictions, total.unmeasured) == (1, 0)
     assert total.ratio == pytest.approx(4.0 / 4.5)
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_told_apart_is_left_out_of_both_sums(beside, rows):
     found = result([*DECODES, mixed], [prefill(4, "a", 11), *rows], [eviction(3, "a", 10)])
     costs = eviction_costs(found, calibration())
     assert costs[0].measured_ms is None
-    (total,) = pool_costs(found, costs)
+    (total,) = point_costs(found, costs)
     assert (total.unmeasured, total.predicted_ms, total.measured_ms, total.ratio) == (1, None, None, None)
 
 
@@ -94,9 +94,9 @@ def test_swaps_are_compared_by_their_pools_copy_time():
     found = result(DECODES, [], events, copy_s=0.018)
     costs = eviction_costs(found, calibration())
     assert [(one.predicted_ms, one.measured_ms) for one in costs] == [(3.0, None), (6.0, None)]
-    (total,) = pool_costs(found, costs)
+    (total,) = point_costs(found, costs)
     assert (total.predicted_ms, total.measured_ms, total.ratio) == (9.0, 18.0, 0.5)
-    (unknown,) = pool_costs(result(DECODES, [], events, copy_s=None), costs)
+    (unknown,) = point_costs(result(DECODES, [], events, copy_s=None), costs)
     assert (unknown.unmeasured, unknown.ratio) == (2, None)
 
 
@@ -146,9 +146,9 @@ def test_the_command_reports_every_pool_and_how_far_it_is_off(here):  # noqa: F8
     assert "measured, recompute: step_s of the iterations" in done.stdout
     assert (here / "c.png").read_bytes().startswith(b"\x89PNG")
     document = json.loads(invoke(*asked, "--format", "json").stdout)
-    assert [pool["pool_blocks"] for pool in document["pools"]] == [32, 24, 16, 12, 8]
-    assert sum(pool["evictions"] for pool in document["pools"]) == len(document["evictions"]) == 25
-    for pool in document["pools"]:
+    assert [pool["pool_blocks"] for pool in document["points"]] == [32, 24, 16, 12, 8]
+    assert sum(pool["evictions"] for pool in document["points"]) == len(document["evictions"]) == 25
+    for pool in document["points"]:
         own = [e for e in document["evictions"] if e["pool_blocks"] == pool["pool_blocks"] and e["measured_ms"]]
         assert pool["measured_ms"] == pytest.approx(math.fsum(e["measured_ms"] for e in own))
     assert invoke(*asked, "--format", "markdown").stdout.startswith("| pool | reclaim | evictions |")
