@@ -203,7 +203,7 @@ def _verdict(total: PointCost) -> str:
     over = "over" if total.ratio > 1 else "under"
     return (
         f"{where}: {over}predicted, {total.predicted_ms:.2f} ms against {total.measured_ms:.2f} ms: "
-        f"{total.ratio - 1:+.0%} of what was measured"
+        f"{total.ratio - 1:+.1%} of what was measured"
     )
 
 
