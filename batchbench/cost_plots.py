@@ -125,9 +125,13 @@ def _curve(
 
 
 def _evictions(name: str, costs: Sequence[EvictionCost], sums: Sequence[PointCost]) -> Figure:
-    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-    scatter, bars = figure.subplots(1, 2, width_ratios=(0.9, 1.1))
-    _scatter_panel(scatter, [one for one in costs if one.measured_ms is not None])
+    alone = [one for one in costs if one.measured_ms is not None]  # copies are timed per pool
+    figure = Figure(figsize=(9.6 if alone else 6.6, 4.2), layout="constrained")
+    if alone:
+        scatter, bars = figure.subplots(1, 2, width_ratios=(0.9, 1.1))
+        _scatter_panel(scatter, alone)
+    else:
+        bars = figure.subplots()
     shown = [total for total in sums if total.predicted_ms is not None and total.measured_ms is not None]
     places = np.arange(len(shown))
     for values, offset, colour, hatch, label in (
@@ -153,10 +157,6 @@ def _evictions(name: str, costs: Sequence[EvictionCost], sums: Sequence[PointCos
 
 def _scatter_panel(axes: Axes, costs: Sequence[EvictionCost]) -> None:
     axes.set(xlabel="measured [ms]", ylabel="predicted [ms]", title="one recomputed eviction each")
-    if not costs:
-        axes.text(0.5, 0.5, "copies are timed per pool:\nsee the sums", ha="center", transform=axes.transAxes)
-        axes.set(xticks=[], yticks=[], title="no eviction measured alone")
-        return
     measured = [one.measured_ms or 0.0 for one in costs]
     end = 1.1 * max(*measured, *(one.predicted_ms for one in costs))
     axes.fill_between([0, end], [0, end * (1 - TOLERANCE)], [0, end * (1 + TOLERANCE)], color="0.9",
