@@ -145,7 +145,8 @@ def _evictions(name: str, costs: Sequence[EvictionCost], sums: Sequence[PointCos
         said = "-" if total.ratio is None else f"{total.ratio:.2f}x"
         bars.annotate(said, (place, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8)
     several = len({total.reclaim for total in shown}) > 1
-    bars.set_xticks(places, [f"{t.pool_blocks}\n{t.reclaim}" if several else str(t.pool_blocks) for t in shown])
+    labels = [f"{t.pool_blocks}\n{t.reclaim}" if several else str(t.pool_blocks) for t in shown]
+    bars.set_xticks(places, labels, rotation=90 if len(labels) > 5 else 0, fontsize=8)
     bars.set(xlabel="pool [blocks]", ylabel="sum over evictions [ms]", ylim=(0, 1.3 * tallest),
              title="sums of each pool; predicted / measured above")  # fmt: skip
     bars.grid(axis="x", visible=False)
