@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,10 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from batchbench.errors import UsageError
 
+MAX_TOKENS = 1_000_000  # of a context that may be calibrated
 FORMAT: Literal["batchbench-calibration"] = "batchbench-calibration"
 VERSION: Literal[1] = 1
 
-Count = Annotated[int, Field(ge=1, le=2**53)]
+Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Ms = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -99,8 +101,8 @@ class Calibration(_Frozen):
     def recompute_ms(self, tokens: float) -> float:
         """Milliseconds that recomputing `tokens` cached positions adds to the iteration of the resume.
 
-        Linear between the measured lengths, from 0 at 0; beyond the last, its segment's slope, which is a lower bound
-        because attention grows. Raises ValueError below 0.
+        Linear between the measured lengths, from 0 at 0; beyond the last with the slope of the upper half of the
+        lengths, which is a lower bound because attention grows. Raises ValueError below 0.
         """
         return _interpolated(tokens, [(point.tokens, point.extra_ms) for point in self.resumes])
 
@@ -114,8 +116,19 @@ class Calibration(_Frozen):
 
     def crossovers(self) -> list[int]:
         """The lengths, up to max_tokens, at which the choice differs from that of one position less."""
-        choices = [False, *map(self.prefers_swap, range(1, self.max_tokens + 1))]
-        return [tokens for tokens in range(1, len(choices)) if choices[tokens] != choices[tokens - 1]]
+        # The copies' cost is constant within a block and the resumes' linear between rungs, so between two of these
+        # places the choice changes once at most.
+        ends = {0, self.max_tokens, *(point.tokens for point in self.resumes if point.tokens < self.max_tokens)}
+        blocks = range(1, -(-self.max_tokens // self.block_size))
+        places = sorted(ends | {n * self.block_size for n in blocks} | {n * self.block_size + 1 for n in blocks})
+        found, before = [], False
+        for low, high in pairwise(places):
+            now = self.prefers_swap(high)
+            if now != before:
+                inside = range(low + 1, high + 1)
+                found.append(inside[bisect_left(inside, True, key=lambda n: self.prefers_swap(n) == now)])
+            before = now
+        return found
 
     def link_bytes_per_s(self) -> tuple[float, float] | None:
         """Bandwidth out and back at the largest copy; None if it took no time that could be measured."""
@@ -198,9 +211,9 @@ def _interpolated(at: float, points: Sequence[tuple[int, float]]) -> float:
     for (left, low), (right, high) in pairwise(known):
         if at <= right:
             return low + (high - low) * (at - left) / (right - left)
-    # Noise may make the last segment fall: a longer context never costs less than the last one measured.
-    slope = (high - low) / (right - left)
-    return high + max(0.0, slope) * (at - right)
+    # The last segment may be short and lost in noise, so the slope is that from the length nearest half the last.
+    left, low = min(known[:-1], key=lambda point: abs(point[0] - right / 2))
+    return high + max(0.0, (high - low) / (right - left)) * (at - right)
 
 
 def _kind(device: str) -> str:

@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 
 from batchbench.adapters import engine_factory, engine_tokenizer, examine_machine, measure_costs
-from batchbench.calibration import Calibration, load_calibration, require_savable, save_calibration
+from batchbench.calibration import MAX_TOKENS, Calibration, load_calibration, require_savable, save_calibration
 from batchbench.cost import BANDWIDTH_BYTES_PER_S, MS_PER_TOKEN, VICTIM_TOKENS
 from batchbench.cost_report import (
     calibration_document,
@@ -246,7 +246,7 @@ def calibrate(
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10_000_000, help="Longest context to measure; the longest of the scenario's if left out."
+            min=1, max=MAX_TOKENS, help="Longest context to measure; the longest of the scenario's if left out."
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Times that everything is measured.")] = 9,
@@ -275,10 +275,12 @@ def cost_command(
         int | None, typer.Option(min=1, max=10_000_000, help="Cached positions of the victim; 1000 if left out.")
     ] = None,
     ms_per_token: Annotated[
-        float | None, typer.Option(help="Milliseconds to recompute a position; 0.1 if left out.")
+        float | None,
+        typer.Option(help="Milliseconds to recompute a position; 0.1 if left out."),
     ] = None,
     bandwidth: Annotated[
-        float | None, typer.Option(help="Of the link to the swap pool, in bytes per second; 25e9 if left out.")
+        float | None,
+        typer.Option(help="Of the link to the swap pool, in bytes per second; 25e9 if left out."),
     ] = None,
     bytes_per_token: Annotated[
         int | None, typer.Option(min=1, help="Bytes of K/V per position; 131072 if left out.")
@@ -426,6 +428,8 @@ def _not_positive(**values: float | None) -> str | None:
     for name, value in values.items():
         if value is not None and not 0 < value < math.inf:
             return f"--{name.replace('_', '-')} is {value}, must be a finite number above 0"
+        if value is not None and not 1e-9 <= value <= 1e15:
+            return f"--{name.replace('_', '-')} is {value}, must be between 1e-9 and 1e15"
     return None
 
 

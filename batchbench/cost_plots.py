@@ -172,7 +172,7 @@ def _save(path: Path, draw: Callable[[], Figure]) -> None:
     with mpl.rc_context(STYLE):
         figure = draw()
         try:
-            figure.savefig(path, metadata={"Software": None})
+            figure.savefig(path, metadata={"Software": None} if path.suffix.lower() == ".png" else None)
         except (OSError, ValueError) as error:  # ValueError: an ending that is no picture's
             reason = getattr(error, "strerror", None) or error
             raise BatchbenchError(f"figure {path}: {reason}") from None

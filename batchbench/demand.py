@@ -13,7 +13,7 @@ from typing import Any
 from batchbench.driver import run_workload
 from batchbench.errors import RequestRefused, UsageError
 from batchbench.protocol import EngineDescription, EngineFactory, Point, RequestSpec
-from batchbench.scenario import Choices, Sweep
+from batchbench.scenario import MAX_BLOCKS, Choices, Sweep
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -24,8 +24,9 @@ def resolve_points(
 ) -> list[Point]:
     """Every point of a sweep with its pool in blocks.
 
-    Bytes are rounded down to whole blocks, of the K/V that `make_engine`'s model keeps; shares of the demand are
-    rounded up. make_schedule: builds the same schedule without a model, which finds the demand. Raises UsageError.
+    A share or a size that comes to a pool that is there already is run once. Bytes are rounded down to whole blocks,
+    of the K/V that `make_engine`'s model keeps; shares of the demand are rounded up. make_schedule: builds the same
+    schedule without a model, which finds the demand. Raises UsageError.
     """
 
     @cache
@@ -45,8 +46,13 @@ def resolve_points(
         else:
             blocks = int(_bytes(pool) // block_bytes(choices))
         if blocks < 1:
-            raise UsageError(f"a pool of {pool} has no block: one takes {block_bytes(choices)} bytes")
-        points.append(Point(blocks, choices))
+            why = "" if str(pool).endswith("x") else f": one takes {block_bytes(choices)} bytes"
+            raise UsageError(f"a pool of {pool} has no block{why}")
+        if blocks > MAX_BLOCKS:
+            raise UsageError(f"a pool of {pool} is {blocks} blocks, more than {MAX_BLOCKS}")
+        point = Point(blocks, choices)
+        if isinstance(pool, int) or point not in points:  # who writes shares cannot know that two of them meet
+            points.append(point)
     return points
 
 
@@ -78,7 +84,7 @@ def _never_binds(
     size, watermark = about.block_size, about.watermark_blocks or 0
     needed = sorted((-(-(len(r.prompt) + r.output_tokens + 1) // size) for r in requests), reverse=True)
     most = sum(needed[: about.slots]) + watermark  # the longest requests in all slots at once
-    if about.rules == "sglang":  # admits by what is free, however much that is
+    if about.rules == "sglang" or about.batching == "static":  # admits by what is free; finished members keep blocks
         return most
     timing = run_workload(make_schedule(most, **settings), requests)
     blocks = {r.request_id: -(-(len(r.prompt) + r.output_tokens) // size) for r in requests}

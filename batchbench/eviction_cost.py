@@ -67,7 +67,7 @@ def require_same_engine(result: Result, calibration: Calibration, path: str) -> 
     engine = result.run["engine"]
     missing = [name for name in ("model", "dtype", "block_size", "device") if engine.get(name) is None]
     if missing:
-        raise ResultError(f"the result does not say its engine's {missing[0]}, so no calibration can be matched to it")
+        raise ResultError(f"the result has no one {missing[0]} of its engine, so no calibration can be matched to it")
     if engine["device"] == "none":
         raise UsageError("the result is of a schedule without a model: nothing was computed, so nothing was measured")
     calibration.require_fits(

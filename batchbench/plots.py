@@ -163,8 +163,10 @@ def compare_choices(result: Result) -> Figure:
         for point in _records(pools)
     ]
     y = np.arange(len(labels))
-    figure = Figure(figsize=(12.5, 1.4 + min(14.0, 0.27 * len(labels))), layout="constrained")
-    compared = (*_COMPARED, ("engine_s", "Time", "inside the engine, measured [s]", 1))
+    figure = Figure(
+        figsize=(9.5 + 0.075 * max(map(len, labels)), 1.4 + min(14.0, 0.27 * len(labels))), layout="constrained"
+    )
+    compared = (*_COMPARED, ("engine_s", "Time", "in the engine, measured [s]", 1))
     for axes, (column, title, unit, scale) in zip(figure.subplots(1, 5, sharey=True), compared, strict=True):
         values = scale * pools[column].to_numpy(dtype=float)
         bars = axes.barh(y, np.nan_to_num(values), color=LIGHT, edgecolor="0.2", height=0.7)

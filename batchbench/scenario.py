@@ -17,7 +17,8 @@ from batchbench.errors import ScenarioError
 # Far beyond any real server, small enough that a slip of the finger is refused instead of filling memory.
 Slots = Annotated[int, Field(ge=1, le=65_536)]
 BlockSize = Annotated[int, Field(ge=1, le=65_536)]
-Blocks = Annotated[int, Field(ge=1, le=2**31 - 1)]
+MAX_BLOCKS = 2**31 - 1
+Blocks = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
 Requests = Annotated[int, Field(ge=1, le=1_000_000)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 Index = Annotated[int, Field(ge=0, le=2**31 - 1)]

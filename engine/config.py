@@ -78,8 +78,10 @@ class SchedulerConfig:
             return f"admission_gate = {self.admission_gate!r} is of rules = 'vllm-v1', not of {self.rules!r}"
         if (self.admission == "reserve-max") != (self.max_tokens is not None):
             return "admission = 'reserve-max' and max_tokens, the positions that it reserves, need each other"
-        if (self.reclaim == "recompute") != (self.swap_blocks == 0):
-            return f"reclaim = {self.reclaim!r} with swap_blocks = {self.swap_blocks}: swapping needs a host pool"
+        if self.reclaim == "recompute" and self.swap_blocks:
+            return f"swap_blocks = {self.swap_blocks} would do nothing: reclaim is 'recompute', not 'swap' or 'cheaper'"
+        if self.reclaim != "recompute" and not self.swap_blocks:
+            return f"reclaim = {self.reclaim!r} with swap_blocks = 0: swapping needs a host pool"
         return None
 
     @property

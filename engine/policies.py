@@ -7,7 +7,8 @@ evictions (the argument for each rule set is in docs/preemption.md).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from engine.errors import ConfigError
 from engine.request import Request
@@ -67,6 +68,15 @@ VICTIM_RULES: dict[str, VictimRule] = {
 }
 
 
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Whatever a user's own rule raises, as one error that names it."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"victim rule {name!r}: {type(error).__name__}: {error}") from error
+
+
 def victim_rule(name: str) -> VictimRule:
     """The rule of that name, or a user's own as `package.module:function`. Raises ConfigError."""
     if name in VICTIM_RULES:
@@ -74,15 +84,14 @@ def victim_rule(name: str) -> VictimRule:
     module, colon, function = name.partition(":")
     if not colon:
         raise ConfigError(f"unknown victim rule {name!r}; known: {', '.join(VICTIM_RULES)}, or package.module:function")
-    try:
+    with _named(name):
         rule = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"victim rule {name!r}: {error}") from None
     if not callable(rule):
         raise ConfigError(f"victim rule {name!r} is not a function")
 
     def checked(candidates: Sequence[Request]) -> Request:
-        chosen: Request = rule(candidates)
+        with _named(name):
+            chosen: Request = rule(candidates)
         if not any(chosen is request for request in candidates):
             raise ConfigError(f"victim rule {name!r} returned {chosen!r}, which is none of its candidates")
         return chosen

@@ -48,6 +48,8 @@ class SGLang:
     def _join(self, m: Motions) -> None:
         """The last batch joins the list of those that decode."""
         finished = self.running - len(m.running)
+        if self.chunked and self.chunked.status is Status.ABORTED:
+            finished -= 1  # it was in no list of those that decode
         if self.chunked and (
             self.chunked.status is not Status.RUNNING or len(self.chunked.tokens) > self.chunked.context
         ):

@@ -13,11 +13,13 @@ from batchbench.adapters.engine import (
     translated,
     with_choices,
 )
+from batchbench.errors import UsageError
 from batchbench.protocol import EngineDescription, IterationOutcome, Text
 from batchbench.scenario import EngineSettings
 from engine.core import Engine
 from engine.plan import NoRunner
 
+_MAX_BLOCKS = 20_000_000  # two gigabytes of lists, and far more than any server has
 _MEASURED = ("padded_tokens", "copy_s")  # what only a real forward can tell
 
 
@@ -39,6 +41,8 @@ class ScheduleEngine(EngineAdapter):
     def __init__(self, settings: EngineSettings, pool_blocks: int, *, audit: bool = False) -> None:
         config = schedule_config(settings, pool_blocks)
         self._settings = settings
+        if (blocks := pool_blocks + config.swap_blocks) > _MAX_BLOCKS:
+            raise UsageError(f"a schedule keeps a list of its blocks: {blocks} are more than {_MAX_BLOCKS}")
         # What `auto` would be is for torch to say: then a calibration of any device is believed.
         preference = swap_preference(settings, None if settings.device == "auto" else settings.device)
         with translated():

@@ -76,7 +76,7 @@ def test_pools_in_blocks_bytes_and_shares(declared):
     sweep = declared('pools = [18, "0.5x", "1x", "1.25x", "60KiB", "61000B", "0.06MB"]')
     points = resolve_points(sweep, REQUESTS, engine_factory("own", SETTINGS), schedule())
     # the embedded model keeps 768 bytes per position, so 3,072 per block; 1x is 32 blocks
-    assert [point.pool_blocks for point in points] == [18, 16, 32, 40, 20, 19, 19]
+    assert [point.pool_blocks for point in points] == [18, 16, 32, 40, 20, 19]
 
 
 def test_bytes_need_an_engine_that_says_what_a_position_takes(declared):
@@ -158,3 +158,40 @@ def test_each_point_runs_its_own_engine_and_all_texts_agree():
     # the reference of the swapping pool is the roomy one; others' choices matter without an eviction too
     assert [reference_timing(timings, timing) for timing in timings[:3]] == [timings[0]] * 3
     assert reference_timing(timings, timings[4]) is None
+
+
+def test_the_demand_of_static_batches_counts_members_that_keep_their_blocks_when_they_have_ended():
+    settings = EngineSettings(slots=2, block_size=2, batching="static")
+    requests = [RequestSpec("a", (1,), 5, 2), RequestSpec("b", (2,), 1, 2)]
+    assert roomy_pool(requests, schedule(settings)) == 4
+    assert run_workload(schedule(settings)(3), requests).preemptions == 1
+
+
+def test_shares_that_meet_are_run_once(declared):
+    sweep = declared('pools = ["1x", "1.01x", "32.0x", 40]\nprefix_cache = [false, true]')
+    points = resolve_points(sweep, REQUESTS, schedule(), schedule())
+    assert [point.pool_blocks for point in points] == [32, 33, 1024, 40] * 2
+    again = resolve_points(declared('pools = [32, "1x", "0.99x"]'), REQUESTS, schedule(), schedule())
+    assert [point.pool_blocks for point in again] == [32]
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [("0x", "a pool of 0x has no block$"), ("999999999x", "999999999x is 31999999968 blocks, more than 2147483647")],
+)
+def test_shares_of_nothing_or_of_everything_are_refused(declared, pool, message):
+    with pytest.raises(UsageError, match=message):
+        resolve_points(declared(f'pools = ["{pool}"]'), REQUESTS, schedule(), schedule())
+
+
+def test_a_schedule_of_more_blocks_than_any_server_has_is_refused_at_once():
+    with pytest.raises(UsageError, match="2147483647 are more than 20000000"):
+        check_sweep(REQUESTS, [Point(2**31 - 1)], schedule())
+
+
+def test_an_axis_of_reclaims_takes_the_swap_pool_of_the_scenario_where_it_swaps():
+    settings = EngineSettings(slots=6, block_size=4, swap_blocks=40)
+    points = [Point(18, (("reclaim", "recompute"),)), Point(18, (("reclaim", "swap"),))]
+    timings = sweep_pool_sizes(REQUESTS, points, schedule(settings))
+    assert [timing.engine.swap_blocks for timing in timings] == [0, 40]
+    assert [timing.swapped_tokens > 0 for timing in timings] == [False, True]

@@ -131,7 +131,7 @@ def test_a_result_of_another_engine_is_refused():
     schedule = Result({"engine": {**ENGINE, "device": "none"}}, {})
     with pytest.raises(UsageError, match="nothing was measured"):
         require_same_engine(schedule, calibration(), "c.json")
-    with pytest.raises(ResultError, match="does not say its engine's model"):
+    with pytest.raises(ResultError, match="has no one model of its engine"):
         require_same_engine(Result({"engine": {"slots": 1}}, {}), calibration(), "c.json")
 
 

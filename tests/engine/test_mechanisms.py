@@ -300,21 +300,40 @@ def a_stranger(candidates):
     return object()
 
 
+def a_raiser(candidates):
+    raise RuntimeError("no idea")
+
+
+def a_quitter(candidates):
+    raise SystemExit(7)
+
+
+def of_nothing():
+    pass
+
+
 def test_a_users_own_rule_is_named_by_its_module():
     bare_engine(1, 4, victim=f"{__name__}:last_of")
     for name, why in (
-        ("no.such.module:rule", "No module named"),
+        ("no.such.module:rule", "ModuleNotFoundError: No module named"),
+        (".relative:rule", "TypeError"),
         (f"{__name__}:nothing", "has no attribute"),
         (f"{__name__}:SLOTS", "is not a function"),
         ("nearest", r"unknown victim rule 'nearest'; known: youngest, .*package.module:function"),
     ):
         with pytest.raises(ConfigError, match=why):
             bare_engine(1, 4, victim=name)
-    engine = bare_engine(slots=2, pool_blocks=4, block_size=2, victim=f"{__name__}:a_stranger")
-    engine.submit("a", [1], 6)
-    engine.submit("b", [1], 6)
-    with pytest.raises(ConfigError, match="which is none of its candidates"):
-        drain(engine)
+    for rule, why in (
+        ("a_stranger", "which is none of its candidates"),
+        ("a_raiser", "RuntimeError: no idea"),
+        ("a_quitter", "SystemExit: 7"),
+        ("of_nothing", "TypeError: .*positional argument"),
+    ):
+        engine = bare_engine(slots=2, pool_blocks=4, block_size=2, victim=f"{__name__}:{rule}")
+        engine.submit("a", [1], 6)
+        engine.submit("b", [1], 6)
+        with pytest.raises(ConfigError, match=f"victim rule '{__name__}:{rule}'.*{why}"):
+            drain(engine)
 
 
 def test_a_schedule_that_thrashes_is_stopped_and_named():
@@ -376,7 +395,7 @@ def test_reserve_max_refuses_what_it_could_not_hold():
     [
         ({"rules": "orca"}, "rules is 'orca'; known: batchbench, vllm-v1, sglang"),
         ({"reclaim": "swap"}, "reclaim = 'swap' with swap_blocks = 0: swapping needs a host pool"),
-        ({"swap_blocks": 3}, "reclaim = 'recompute' with swap_blocks = 3"),
+        ({"swap_blocks": 3}, "swap_blocks = 3 would do nothing"),
         ({"token_budget": 0}, "token_budget is 0, must be at least 1"),
         ({"admission": "reserve-max"}, "need each other"),
         ({"max_tokens": 5}, "need each other"),
