@@ -27,7 +27,7 @@ demo: .venv/installed  ## run the Day-34 sweep on the real engine, into out/day3
 model: .venv/model $(MODEL)/config.json  ## real weights: SmolLM2-135M-Instruct, converted once into models/
 
 test: model  ## run the whole test suite
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 check: .venv/installed  ## formatting, lint, types, import contracts
 	$(BIN)/ruff format --check .
