@@ -262,7 +262,7 @@ def calibrate(
         require_savable(out)
         if max_tokens is None:
             requests = build_requests(scenario.workload, _tokenizer(scenario, "own"))
-            max_tokens = max(1, *(len(r.prompt) + r.output_tokens - 2 for r in requests))  # cached by the last token
+            max_tokens = max(1, *(r.prompt_tokens + r.output_tokens - 2 for r in requests))  # cached by the last token
         found = measure_costs(scenario.engine, max_tokens, rounds, lambda done: None)
         save_calibration(found, out)
         lines = [one_line(f"calibration: {out}"), *calibration_lines(found)]

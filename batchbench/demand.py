@@ -82,12 +82,12 @@ def _never_binds(
 ) -> int:
     """Blocks of a pool from which up nothing is evicted, if not of the smallest."""
     size, watermark = about.block_size, about.watermark_blocks or 0
-    needed = sorted((-(-(len(r.prompt) + r.output_tokens + 1) // size) for r in requests), reverse=True)
+    needed = sorted((-(-(r.prompt_tokens + r.output_tokens + 1) // size) for r in requests), reverse=True)
     most = sum(needed[: about.slots]) + watermark  # the longest requests in all slots at once
     if about.rules == "sglang" or about.batching == "static":  # admits by what is free; finished members keep blocks
         return most
     timing = run_workload(make_schedule(most, **settings), requests)
-    blocks = {r.request_id: -(-(len(r.prompt) + r.output_tokens) // size) for r in requests}
+    blocks = {r.request_id: -(-(r.prompt_tokens + r.output_tokens) // size) for r in requests}
     used = 0
     for outcome in (record.outcome for record in timing.iterations):
         # Free blocks are counted after the iteration; those of the finished were in use during it.

@@ -30,7 +30,7 @@ def run_workload(
     Raises EngineFailed if the engine stops early, stalls, or if its texts and its counts disagree;
     OutcomeRefused if it reports what cannot have happened.
     """
-    arrivals = sorted(requests, key=lambda request: request.arrival_iteration)  # stable: then as listed
+    arrivals = sorted(requests, key=lambda request: request.arrival)  # stable: then as listed
     check, reports = SequenceCheck(requests), engine.describe().reports
     if unknown := sorted(set(reports) - {field.name for field in fields(IterationOutcome)}):
         raise EngineFailed(f"the engine says that it reports {unknown[0]!r}, which is no counter")
@@ -40,8 +40,8 @@ def run_workload(
     began = clock()
     while submitted < len(arrivals) or engine.has_work:
         if not engine.has_work and submitted < len(arrivals):
-            iteration = max(iteration, arrivals[submitted].arrival_iteration)  # nothing happens until then
-        while submitted < len(arrivals) and arrivals[submitted].arrival_iteration <= iteration:
+            iteration = max(iteration, arrivals[submitted].arrival)  # nothing happens until then
+        while submitted < len(arrivals) and arrivals[submitted].arrival <= iteration:
             engine.submit(arrivals[submitted])
             submitted += 1
         start = clock()

@@ -22,8 +22,8 @@ def floor_iterations(
     """
     rows = sum(request.output_tokens for request in requests)
     block_iterations = sum(
-        _blocks_up_to(len(request.prompt) + request.output_tokens - 1, block_size)
-        - _blocks_up_to(len(request.prompt) - 1, block_size)
+        _blocks_up_to(request.prompt_tokens + request.output_tokens - 1, block_size)
+        - _blocks_up_to(request.prompt_tokens - 1, block_size)
         for request in requests
     )
     longest = max((request.output_tokens for request in requests), default=0)
@@ -32,7 +32,7 @@ def floor_iterations(
 
 def floor_positions(requests: Sequence[RequestSpec]) -> int:
     """Positions that a run computes if nothing is computed twice; the last token is never fed."""
-    return sum(len(request.prompt) + request.output_tokens - 1 for request in requests)
+    return sum(request.prompt_tokens + request.output_tokens - 1 for request in requests)
 
 
 def read_bandwidth_bytes_per_s(size_bytes: int, repeats: int = 9) -> float:

@@ -23,14 +23,26 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """One request of a workload: `output_tokens` tokens are generated, end-of-text ignored."""
+    """One request of a workload: `output_tokens` tokens are generated, end-of-text ignored.
+
+    arrival: on the workload's clock, in iterations or nanoseconds: since its start or, with `after`, since the last
+    token of the request of that id. history_tokens: positions of what that request was told and said, which the run
+    puts before `prompt`.
+    """
 
     request_id: str
-    prompt: tuple[int, ...]  # token ids
+    prompt: Sequence[int]  # token ids; its length is cheap, the ids may be made when they are read
     output_tokens: int
-    arrival_iteration: int = 0
+    arrival: int = 0
     sampling: Sampling | None = None  # None: greedy
     priority: int = 0  # of the victim rule `priority`: the highest number gives way first
+    after: str | None = None
+    history_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Positions of the whole prompt, the history included."""
+        return self.history_tokens + len(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,6 +272,9 @@ class Scenario(_Frozen):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = Field(
         description="Names the result folder: letters, digits, dot, underscore, hyphen."
     )
+    clock: Literal["iterations"] = Field(
+        "iterations", description="What arrivals are counted in: `iterations` of the engine."
+    )
     engine: EngineSettings
     workload: Workload
     sweep: Sweep

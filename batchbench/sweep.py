@@ -81,8 +81,8 @@ def check_sweep(requests: Sequence[RequestSpec], points: Sequence[int | Point], 
         if type(point.pool_blocks) is not int or point.pool_blocks < 1:
             raise UsageError(f"pool of {point.pool_blocks} blocks: must be an integer of at least 1")
     for request in requests:
-        if type(request.arrival_iteration) is not int or request.arrival_iteration < 0:
-            raise UsageError(f"request {request.request_id!r} arrives at {request.arrival_iteration}")
+        if type(request.arrival) is not int or request.arrival < 0:
+            raise UsageError(f"request {request.request_id!r} arrives at {request.arrival}")
     if twice := _repeated(listed):
         where = f" ({twice[0].label})" if twice[0].choices else ""
         raise UsageError(f"pool of {twice[0].pool_blocks} blocks{where} is listed twice")

@@ -120,9 +120,9 @@ def _request_rows(t: ContinuousTiming, reference: ContinuousTiming | None, admit
         stays = admitted.get(rid, [])
         row = {
             "request_id": rid,
-            "prompt_tokens": len(request.prompt),
+            "prompt_tokens": request.prompt_tokens,
             "output_tokens": request.output_tokens,
-            "arrival_iteration": request.arrival_iteration,
+            "arrival_iteration": request.arrival,
             "finished_iteration": t.finished_at[rid],
             "latency_iterations": t.latencies[rid],
             "latency_s": t.latencies_s[rid],
@@ -137,7 +137,7 @@ def _request_rows(t: ContinuousTiming, reference: ContinuousTiming | None, admit
         }
         if t.preemptions is not None and len(stays) == len(evicted_at) + 1:
             resumes = stays[1:]
-            row["queued_iterations"] = stays[0][0] - request.arrival_iteration
+            row["queued_iterations"] = stays[0][0] - request.arrival
             row["evicted_iterations"] = sum(at for at, _ in resumes) - sum(evicted_at)
             row["recovered_tokens"] = total(admission.recovered_tokens for _, admission in resumes)
             row["swapped_tokens"] = total(admission.swapped_tokens for _, admission in resumes)

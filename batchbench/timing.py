@@ -210,7 +210,7 @@ class ContinuousTiming:
     @cached_property
     def latencies(self) -> dict[str, int]:
         """Finished request id -> iterations from its arrival to its last token, both included."""
-        arrived = {request.request_id: request.arrival_iteration for request in self.requests}
+        arrived = {request.request_id: request.arrival for request in self.requests}
         return {rid: at - arrived[rid] + 1 for rid, at in self.finished_at.items()}
 
     @cached_property
@@ -224,7 +224,7 @@ class ContinuousTiming:
             )
         )
         step_s = {r.iteration: r.step_s for r in self.iterations}
-        arrived = {request.request_id: request.arrival_iteration for request in self.requests}
+        arrived = {request.request_id: request.arrival for request in self.requests}
         return {rid: before[at] + step_s[at] - before[arrived[rid]] for rid, at in self.finished_at.items()}
 
     @property
@@ -340,7 +340,7 @@ class SequenceCheck:
     """Refuses, with OutcomeRefused, an iteration that cannot follow those before it."""
 
     def __init__(self, requests: Iterable[RequestSpec]) -> None:
-        self._arrival = {request.request_id: request.arrival_iteration for request in requests}
+        self._arrival = {request.request_id: request.arrival for request in requests}
         self._finished: set[str] = set()
         self._running: set[str] | None = set()  # None once an iteration does not report admissions
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 
 from batchbench.errors import ScenarioError, UsageError
+from batchbench.lazy_prompts import RandomPrompt
 from batchbench.prompts import load_prompts
 from batchbench.protocol import RequestSpec, Sampling, Tokenizer
 from batchbench.scenario import MAX_PROMPT_TOKENS, Workload
@@ -32,7 +32,7 @@ def build_requests(workload: Workload, tokenizer: Tokenizer | None = None) -> tu
             zip(prompts, workload.request_lengths, arrivals, priorities, strict=True)
         )
     )
-    total = sum(len(request.prompt) for request in requests)
+    total = sum(request.prompt_tokens for request in requests)
     if total > MAX_PROMPT_TOKENS:
         raise ScenarioError(f"the prompts hold {total} tokens together, more than {MAX_PROMPT_TOKENS}")
     return requests
@@ -45,23 +45,23 @@ def workload_hash(requests: tuple[RequestSpec, ...]) -> str:
             r.request_id,
             list(r.prompt),
             r.output_tokens,
-            r.arrival_iteration,
+            r.arrival,
             *(astuple(r.sampling) if r.sampling else ()),
             *((["priority", r.priority],) if r.priority else ()),
+            *((["after", r.after, r.history_tokens],) if r.after else ()),
         ]
         for r in requests
     ]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 
-def _random_prompts(workload: Workload) -> Iterator[tuple[int, ...]]:
-    """Byte values, which are valid ids in the embedded model's vocabulary."""
+def _random_prompts(workload: Workload) -> Iterator[Sequence[int]]:
     for number, (tokens, _) in enumerate(workload.request_lengths):
         assert tokens is not None
-        yield tuple(random.Random(f"batchbench prompt {workload.seed} {number}").randbytes(tokens))
+        yield RandomPrompt(f"batchbench prompt {workload.seed} {number}", tokens)
 
 
-def _texts(workload: Workload, tokenizer: Tokenizer | None) -> Iterator[tuple[int, ...]]:
+def _texts(workload: Workload, tokenizer: Tokenizer | None) -> Iterator[Sequence[int]]:
     """Texts in their order, from the first again when they run out.
 
     Where a request says its prompt_tokens, shorter texts are passed over and longer ones cut: the number is exact.
