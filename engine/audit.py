@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from engine.block_pool import BlockPool
 from engine.errors import AuditError
 from engine.plan import RunnerState
 from engine.request import Request, Status
@@ -26,15 +27,17 @@ def audit(scheduler: Scheduler, runner: RunnerState | None = None) -> None:
     _check_owned_once("swap block", scheduler.host.size, scheduler.host.free, swapped)
     _check_queues(scheduler)
     for request in requests:
-        if len(request.tokens) <= max(request.frontier, request.num_computed):  # the newest is not computed yet
+        held = len(request.tokens) if scheduler.keeps_tokens else request.num_tokens
+        if held != request.num_tokens or held <= max(request.frontier, request.num_computed):  # the newest is to do
             raise AuditError(
-                f"request {request.request_id!r} lost text: {len(request.tokens)} tokens, "
+                f"request {request.request_id!r} lost text: {held} tokens, "
                 f"but {max(request.frontier, request.num_computed)} positions of it were once computed"
             )
         if request.status is Status.RUNNING:
             _check_running(scheduler, request)
         elif request not in scheduler.spent:
             _check_idle(scheduler, request)
+    _check_pace(scheduler, holders)
     if runner is not None:
         for request in holders:  # every table before any write: the table is the cause
             _check_table(runner, request)
@@ -45,8 +48,9 @@ def audit(scheduler: Scheduler, runner: RunnerState | None = None) -> None:
 def _check_blocks(scheduler: Scheduler, holders: Sequence[Request]) -> None:
     """Every block is free or owned, by as many as it counts: one, unless its content is shared."""
     pool = scheduler.blocks
-    if not scheduler.config.prefix_cache:
+    if not isinstance(pool, BlockPool):
         _check_owned_once("block", pool.size, pool.free, ((r, r.blocks) for r in holders))
+        return
     owners = Counter(block for request in holders for block in request.blocks)
     free = Counter(pool.free)
     for block in range(pool.size):
@@ -62,6 +66,8 @@ def _check_blocks(scheduler: Scheduler, holders: Sequence[Request]) -> None:
 def _check_contents(scheduler: Scheduler) -> None:
     """Every known content is that of one block of the pool, and of a whole one; nothing is known of any other."""
     pool = scheduler.blocks
+    if not isinstance(pool, BlockPool):
+        return
     by_content, by_block = pool.contents
     for content, (serial, block) in by_content.items():
         if by_block.get(block) != content:
@@ -114,10 +120,24 @@ def _check_queues(scheduler: Scheduler) -> None:
             )
 
 
+def _check_pace(scheduler: Scheduler, holders: Sequence[Request]) -> None:
+    """Who decodes is counted, and awaited where it will grow and where it will end; room is counted too."""
+    decoding = [request for request in scheduler.running if request.pace is scheduler.pace]
+    if len(decoding) != scheduler.decoding:
+        raise AuditError(f"{len(decoding)} requests decode, {scheduler.decoding} are counted")
+    for request in decoding:
+        grows = request.capacity < request.length_limit - 1
+        if not scheduler.awaits(request, grows=grows):
+            raise AuditError(f"request {request.request_id!r} decodes, but nobody awaits its growth or its end")
+    unused = sum(request.capacity - request.num_computed for request in holders)
+    if unused != scheduler.unused:
+        raise AuditError(f"{unused} allocated positions are unused, {scheduler.unused} are counted")
+
+
 def _check_running(scheduler: Scheduler, request: Request) -> None:
     """Between iterations the newest token is sampled but not fed; in mid-prefill, more is to compute."""
     config, name = scheduler.config, request.request_id
-    computed, tokens = request.num_computed, len(request.tokens)
+    computed, tokens = request.num_computed, request.num_tokens
     if not 0 < computed < tokens or (config.whole_prefills and computed != tokens - 1):
         raise AuditError(
             f"running request {name!r} has K/V of {computed} positions for {tokens} tokens, not all but one"
@@ -137,6 +157,7 @@ def _check_running(scheduler: Scheduler, request: Request) -> None:
     if config.prefix_cache and len(request.chain) != computed // config.block_size:
         raise AuditError(f"running request {name!r} knows {len(request.chain)} full blocks of {computed} positions")
     for index, block in enumerate(request.blocks[: len(request.chain)]):
+        assert isinstance(scheduler.blocks, BlockPool)
         content = request.tokens[index * config.block_size : (index + 1) * config.block_size]
         if (known := scheduler.blocks.content(block)) not in (None, tuple(content)):
             raise AuditError(f"block {block} of {name!r} is known to hold {known}, but its text there is {content}")

@@ -9,12 +9,12 @@ from engine.audit import audit
 from engine.config import SchedulerConfig
 from engine.errors import EngineError, NoProgress
 from engine.motions import PrefersSwap
-from engine.plan import Admission, Eviction, Prefill, Runner
+from engine.plan import Admission, Eviction, Plan, Prefill, Quiet, Runner, RunOutput
 from engine.sampling import GREEDY, Sampling
 from engine.scheduler import Scheduler
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """What one iteration did. All sizes are exact counts."""
 
@@ -34,9 +34,12 @@ class Step:
     admitted: Sequence[Admission]
     evicted: Sequence[Eviction]
     finished: Sequence[str]
+    began: Sequence[str]  # who got a token, and none in the iteration before
+    paused: Sequence[str]  # who ran and got none, but got one in the iteration before
     running: int  # after the iteration
     waiting: int
     free_blocks: int
+    unused_tokens: int  # positions that running requests' blocks have room for and do not hold yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Engine:
         prefers_swap: PrefersSwap | None = None,
     ) -> None:
         self.config = config
-        self.scheduler = Scheduler(config, prefers_swap)
+        self.scheduler = Scheduler(config, prefers_swap, keeps_tokens=runner.reads_tokens)
         self.runner = runner
         self.with_audit = with_audit
         self.issued_tokens = self.collected_tokens = 0
@@ -94,16 +97,20 @@ class Engine:
         """Queue a request of token ids. Raises RequestRefused; the engine is then as before."""
         self.runner.check(request_id, prompt, output_tokens)
         self.scheduler.submit(request_id, prompt, output_tokens, sampling, priority)
-        self._gaps[request_id] = []
+
+    def check(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
+        """Raise RequestRefused if `submit` would."""
+        self.runner.check(request_id, prompt, output_tokens)
+        self.scheduler.check(request_id, len(prompt), output_tokens)
 
     def abort(self, request_id: str) -> None:
         """Drop a request, wherever it stands; its blocks and slot are free at once."""
         self.scheduler.abort(request_id)
-        del self._gaps[request_id]
+        self._gaps.pop(request_id, None)
 
     def take(self, request_id: str) -> Output:
         """Hand over a finished request's tokens, once."""
-        return Output(self.scheduler.take(request_id), self._gaps.pop(request_id))
+        return Output(self.scheduler.take(request_id), self._gaps.pop(request_id, []))
 
     def step(self) -> Step:
         """Run one iteration. Raises NoProgress if work is left and nothing could run.
@@ -119,30 +126,46 @@ class Engine:
         self._failed = False
         return step
 
+    def skip(self, limit: int) -> Quiet | None:
+        """Run up to `limit` iterations at once, as long as all that happens in them is that requests decode.
+
+        None if something else happens in the next one, or if the runner computes text: then `step`.
+        """
+        quiet = self.scheduler.skip(limit) if limit > 0 and not self._failed else None
+        if quiet is not None:
+            count, self._idle = len(quiet.free_blocks), 0
+            self.issued_tokens += count * quiet.issued
+            self.forward_tokens += count * quiet.issued
+            self.collected_tokens += count * quiet.kept
+            if self.with_audit:
+                audit(self.scheduler)
+        return quiet
+
     def _iterate(self) -> Step:
         """Decide, execute, apply."""
         plan = self.scheduler.schedule()
-        if not plan.slots and not plan.evicted:
+        if not plan.issued and not plan.evicted:
             raise NoProgress(
                 f"no row to forward: {len(self.scheduler.waiting)} waiting, "
                 f"{len(self.scheduler.blocks)} of {self.config.pool_blocks} blocks free"
             )
         out = self.runner.execute(plan)
-        kept = 0
         for request_id, keeps, gap in zip(plan.request_ids, plan.keeps, out.logit_gaps, strict=True):
             if keeps:
-                self._gaps[request_id].append(gap)
-                kept += 1
+                self._gaps.setdefault(request_id, []).append(gap)
         finished = self.scheduler.apply(plan, out.token_ids)
-        self._idle = 0 if kept else self._idle + 1
+        self._idle = 0 if plan.kept else self._idle + 1
         if self._idle > self._patience:
             raise NoProgress(
                 f"no request got a token in {self._idle} iterations under rules {self.config.rules!r}, victim "
                 f"{self.config.victim_name!r}: what is computed is thrown away as fast"
             )
+        return self._count(plan, out, finished)
+
+    def _count(self, plan: Plan, out: RunOutput, finished: Sequence[str]) -> Step:
         step = Step(
-            issued_tokens=len(plan.slots),
-            collected_tokens=kept,
+            issued_tokens=plan.issued,
+            collected_tokens=plan.kept,
             forward_tokens=plan.positions,
             padded_tokens=out.padded_tokens,
             prefill_rows=len(plan.prefills),
@@ -157,14 +180,13 @@ class Engine:
             admitted=plan.admitted,
             evicted=plan.evicted,
             finished=finished,
+            began=plan.began,
+            paused=plan.paused,
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             free_blocks=len(self.scheduler.blocks),
+            unused_tokens=self.scheduler.unused,
         )
-        self._count(step)
-        return step
-
-    def _count(self, step: Step) -> None:
         self.issued_tokens += step.issued_tokens
         self.collected_tokens += step.collected_tokens
         self.forward_tokens += step.forward_tokens
@@ -172,3 +194,4 @@ class Engine:
         self.prefill_rows += step.prefill_rows
         self.recomputed_tokens += step.recomputed_tokens
         self.rebuilt_tokens += step.rebuilt_tokens
+        return step

@@ -1,16 +1,16 @@
-"""What a schedule is made of: growing, evicting, admitting, releasing. Rules decide, these move the books."""
+"""What a schedule is made of: growing, evicting, admitting, decoding, releasing. Rules decide, these move the books."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.block_pool import BlockPool, FreeList
 from engine.config import SchedulerConfig
 from engine.plan import Admission, Copy, Eviction, TableUpdate
 from engine.policies import victim_rule
-from engine.request import Request, Status
+from engine.request import STILL, Pace, Request, Status
 
 PrefersSwap = Callable[[int], bool]
 """Whether swapping out and back costs less than recomputing, for a victim of that many computed positions."""
@@ -20,13 +20,14 @@ PrefersSwap = Callable[[int], bool]
 class Draft:
     """What the iteration under way has decided so far.
 
-    `decodes`: leading rows known to feed their newest token alone, which saves looking; 0 if nobody counted.
+    Who decodes has a row, unless `decodes` is false; `rows` are the others: prompts, resumed contexts, and spent
+    members of a static batch.
     """
 
+    decodes: bool = True
     rows: list[Request] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
-    decodes: int = 0
     copies: list[Copy] = field(default_factory=list)
     table_updates: list[TableUpdate] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
@@ -51,20 +52,79 @@ class Found:
 class Motions:
     """The pools, the queues, and the moves between them.
 
-    `spent`: finished members of a static batch, which keep slot and blocks until it ends.
+    `decoding`: how many of the running keep the pace; the others compute prompts. `held`: who lost its turn to decode
+    in this iteration. `spent`: finished members of a static batch, which keep slot and blocks until it ends.
+    `unused`: positions that running requests' blocks have room for and do not hold yet.
     """
 
     def __init__(self, config: SchedulerConfig, prefers_swap: PrefersSwap | None = None) -> None:
         self.config = config
-        self.blocks = BlockPool(config.pool_blocks)
+        self.blocks = BlockPool(config.pool_blocks) if config.prefix_cache else FreeList(config.pool_blocks)
         self.host = FreeList(config.swap_blocks)
         self.slots = FreeList(config.slots)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.held: list[Request] = []
         self.spent: list[Request] = []
+        self.pace, self.decoding, self.unused = Pace(), 0, 0
+        self._grow_at: dict[int, list[Request]] = {}  # who outgrows its blocks at which tick of the pace
+        self._end_at: dict[int, list[Request]] = {}  # and who gets its last token at which
+        self._places = 0
         self.draft = Draft()
         self.pick = victim_rule(config.victim_name)
         self._prefers_swap: PrefersSwap = prefers_swap or (lambda tokens: True)
+
+    # ---- decoding ------------------------------------------------------------------------
+
+    def join(self, request: Request) -> None:
+        """All of it but its newest token is computed: from now on it decodes."""
+        request.settled -= self.pace.now
+        request.pace = self.pace
+        self.decoding += 1
+        self._end_at.setdefault(request.length_limit - request.settled, []).append(request)
+        self._await_growth(request)
+
+    def leave(self, request: Request) -> None:
+        """It decodes no more."""
+        if request.pace is not STILL:
+            request.computed = request.num_computed
+            request.settled, request.pace = request.num_tokens, STILL
+            self.decoding -= 1
+
+    def hold(self, requests: Sequence[Request]) -> None:
+        """Those of them that decode lose their turn in this iteration."""
+        for request in requests:
+            if request.pace is not STILL:
+                self.leave(request)
+                self.held.append(request)
+
+    def growers(self) -> list[Request]:
+        """Who has outgrown its blocks, in running order. Each must grow, give way, or be held."""
+        due = self._grow_at.pop(self.pace.now, None)
+        return [] if due is None else _in_order([r for r in due if self._outgrown(r)])
+
+    def ending(self) -> list[Request]:
+        """Who got its last token with the last tick, in running order."""
+        due = self._end_at.pop(self.pace.now, None)
+        return (
+            [] if due is None else _in_order([r for r in due if r.pace is not STILL and r.num_tokens == r.length_limit])
+        )
+
+    def awaits(self, request: Request, *, grows: bool) -> bool:
+        """Whether both calendars know of one that decodes; for the audit."""
+        ends = self._end_at.get(request.length_limit - request.settled, ())
+        return request in ends and (
+            not grows or request in self._grow_at.get(request.capacity + 1 - request.settled, ())
+        )
+
+    def _outgrown(self, request: Request) -> bool:
+        return request.pace is not STILL and request.num_tokens > request.capacity
+
+    def _await_growth(self, request: Request) -> None:
+        if request.capacity < request.length_limit - 1:  # the last token is never fed
+            self._grow_at.setdefault(request.capacity + 1 - request.settled, []).append(request)
+
+    # ---- blocks --------------------------------------------------------------------------
 
     def make_room(self, request: Request, stop: int) -> bool:
         """Give a running request the blocks of `stop` positions; evict from it on while short. False: it gave way."""
@@ -90,7 +150,7 @@ class Motions:
             request_id=victim.request_id,
             slot=victim.slot,
             cached_tokens=victim.num_computed,
-            generated_tokens=len(victim.tokens) - victim.prompt_tokens,
+            generated_tokens=victim.num_tokens - victim.prompt_tokens,
             freed_blocks=len(victim.blocks),
             thrash=victim.num_computed < victim.bought,
             swapped=swaps,
@@ -101,6 +161,7 @@ class Motions:
             victim.host_blocks, victim.swapped_tokens = self.host.take(used), victim.num_computed
             self.draft.copies.append(Copy(True, victim.blocks[:used], victim.host_blocks))
         self.running.remove(victim)
+        self.leave(victim)
         self.release(victim, Status.WAITING)
         victim.evictions += 1
         if to_head:
@@ -114,24 +175,32 @@ class Motions:
             return Found(request.swapped_tokens)
         if not self.config.prefix_cache:
             return Found()
+        assert isinstance(self.blocks, BlockPool)
         size = self.config.block_size
-        blocks, chain = self.blocks.find(request.tokens, size, len(request.tokens) - 1)
+        blocks, chain = self.blocks.find(request.tokens, size, request.num_tokens - 1)
         return Found(len(blocks) * size, blocks, chain)
 
     def fits(self, found: Found, positions: int) -> bool:
         """Whether a waiting request that found so much could get the blocks of `positions` now."""
         needed = self.config.blocks_for(positions) - len(found.blocks)
-        revived = sum(map(self.blocks.is_free, found.blocks))
-        free = len(self.blocks) - revived - (self.config.watermark_blocks if self.running else 0)
+        free = len(self.blocks) - self.revived(found) - (self.config.watermark_blocks if self.running else 0)
         return len(self.slots) > 0 and needed <= free
+
+    def revived(self, found: Found) -> int:
+        """Blocks of what was found that count as free until it is taken."""
+        return sum(map(self.blocks.is_free, found.blocks)) if isinstance(self.blocks, BlockPool) else 0
 
     def admit(self, request: Request, found: Found, positions: int) -> None:
         """Give a waiting request a slot and the blocks of `positions`, those that it found among them."""
         self.waiting.remove(request)  # mostly the head, found at once
+        self._places += 1
+        request.place = self._places
         self.running.append(request)
         request.status = Status.RUNNING
         (request.slot,) = self.slots.take(1)
+        request.computed = found.tokens
         if found.blocks:
+            assert isinstance(self.blocks, BlockPool)
             self.blocks.share(found.blocks)
             self._hand_over(request, found.blocks, shared=True)
         if missing := self.config.blocks_for(positions) - len(request.blocks):
@@ -140,8 +209,9 @@ class Motions:
             used = len(request.host_blocks)
             self.draft.copies.append(Copy(False, request.blocks[:used], request.host_blocks))
             self._drop_swapped(request)
-        request.num_computed, request.chain, request.bought = found.tokens, found.chain, request.capacity
-        request.context, request.recomputes = len(request.tokens), request.evictions > 0 and not swapped
+        self.unused -= found.tokens
+        request.chain, request.bought = found.chain, request.capacity
+        request.context, request.recomputes = request.num_tokens, request.evictions > 0 and not swapped
         if swapped and swapped == request.context - 1:
             request.context = swapped  # nothing of it is left to compute: it decodes on
         recovered = 0 if swapped else min(found.tokens, request.frontier)
@@ -151,18 +221,20 @@ class Motions:
         )
 
     def release(self, request: Request, status: Status) -> None:
-        """Return a request's blocks and slot; it has left its list already."""
+        """Return a request's blocks and slot; it has left its list, and decodes no more."""
         assert request.slot is not None
         self.blocks.give_back(request.blocks)
         self.slots.give_back([request.slot])
-        request.frontier = max(request.frontier, request.num_computed)
-        request.blocks, request.capacity, request.num_computed, request.chain = [], 0, 0, []
+        self.unused -= request.capacity - request.computed
+        request.frontier = max(request.frontier, request.computed)
+        request.blocks, request.capacity, request.computed, request.chain = [], 0, 0, []
         request.slot, request.status = None, status
 
     def drop(self, request: Request) -> None:
         """An aborted request's blocks, of whichever pool, and its place."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
+            self.leave(request)
             self.release(request, Status.ABORTED)
         elif request.status is Status.WAITING:
             self.waiting.remove(request)
@@ -177,6 +249,7 @@ class Motions:
 
     def learn(self, request: Request) -> None:
         """Make the full blocks of what a running request has computed findable."""
+        assert isinstance(self.blocks, BlockPool)
         size, chain = self.config.block_size, request.chain
         for index in range(len(chain), request.num_computed // size):
             content = request.tokens[index * size : (index + 1) * size]
@@ -188,9 +261,19 @@ class Motions:
 
     def _allocate(self, request: Request, count: int) -> None:
         self._hand_over(request, self.blocks.take(count), shared=False)
+        if request.pace is not STILL:
+            self._await_growth(request)
 
     def _hand_over(self, request: Request, blocks: list[int], *, shared: bool) -> None:
         assert request.slot is not None
         self.draft.table_updates.append(TableUpdate(request.slot, len(request.blocks), blocks, shared))
         request.blocks.extend(blocks)
         request.capacity += len(blocks) * self.config.block_size
+        self.unused += len(blocks) * self.config.block_size
+
+
+def _in_order(requests: list[Request]) -> list[Request]:
+    """Each once: a calendar may know of a request twice, if it lost its turn and came back."""
+    if len(requests) > 1:
+        return sorted(dict.fromkeys(requests), key=lambda request: request.place)
+    return requests

@@ -64,25 +64,38 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One forward, in parallel columns: row i computes positions starts[i]..stops[i]-1 of slots[i]."""
+    """One forward, in parallel columns: row i computes positions starts[i]..stops[i]-1 of slots[i].
 
-    request_ids: Sequence[str]
-    slots: Sequence[int]
-    starts: Sequence[int]
-    stops: Sequence[int]
-    token_ids: Sequence[int]  # rows concatenated
-    samplings: Sequence[Sampling]
-    keeps: Sequence[bool]  # whether the row's sampled token is its request's next one
+    A schedule without tokens leaves the columns empty, and says how much they would hold.
+    """
+
+    issued: int  # rows
+    positions: int  # that the forward computes, padding left out
+    kept: int  # rows whose sampled token is their request's next one
     copies: Sequence[Copy]  # to make before the forward, in this order
     table_updates: Sequence[TableUpdate]  # to apply before the forward
     prefills: Sequence[Prefill]
     admitted: Sequence[Admission]
     evicted: Sequence[Eviction]
+    began: Sequence[str]  # who gets a token in this iteration and got none in the last
+    paused: Sequence[str]  # who runs and got one in the last, but gets none in this
+    request_ids: Sequence[str] = ()
+    slots: Sequence[int] = ()
+    starts: Sequence[int] = ()
+    stops: Sequence[int] = ()
+    token_ids: Sequence[int] = ()  # rows concatenated
+    samplings: Sequence[Sampling] = ()
+    keeps: Sequence[bool] = ()  # whether the row's sampled token is kept
 
-    @property
-    def positions(self) -> int:
-        """Positions that the forward computes, padding left out."""
-        return len(self.token_ids)
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """A stretch of iterations in which requests decode, and nothing else happens."""
+
+    issued: int  # rows of each
+    kept: int  # tokens of each
+    free_blocks: Sequence[int]  # after each
+    unused: Sequence[int]  # positions allocated and not held, after each
 
 
 class Write(NamedTuple):
@@ -119,6 +132,8 @@ class RunOutput:
 class Runner(Protocol):
     """Executes plans; the scheduler never sees what is behind it."""
 
+    reads_tokens: bool  # false: it computes nothing, and plans need no rows
+
     def check(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
         """Raise RequestRefused if the model could not run this request."""
         ...
@@ -133,7 +148,13 @@ class Runner(Protocol):
 
 
 class NoRunner:
-    """Computes nothing: every row samples token 0. What is left is the schedule."""
+    """Computes nothing: every row samples token 0. What is left is the schedule.
+
+    reads_tokens: have plans with rows all the same.
+    """
+
+    def __init__(self, *, reads_tokens: bool = False) -> None:
+        self.reads_tokens = reads_tokens
 
     def check(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
         pass

@@ -41,7 +41,7 @@ def most_blocks_per_remaining_token(candidates: Sequence[Request]) -> Request:
     """The one that holds most blocks for the least work that is left; ties: the latest arrival."""
 
     def held(request: Request) -> tuple[float, int]:
-        return len(request.blocks) / (request.length_limit - len(request.tokens)), request.arrival
+        return len(request.blocks) / (request.length_limit - request.num_tokens), request.arrival
 
     return max(candidates, key=held)
 
@@ -53,7 +53,7 @@ def priority(candidates: Sequence[Request]) -> Request:
 
 def fewest_output(candidates: Sequence[Request]) -> Request:
     """The fewest tokens generated; ties: the longest prompt, then the last in order (SGLang's retraction)."""
-    by_output = sorted(candidates, key=lambda r: (r.prompt_tokens - len(r.tokens), r.prompt_tokens))
+    by_output = sorted(candidates, key=lambda r: (r.prompt_tokens - r.num_tokens, r.prompt_tokens))
     return by_output[-1]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from engine.config import SchedulerConfig
 from engine.motions import Motions
-from engine.request import Request, Status
+from engine.request import STILL, Request, Status
 from engine.sglang import SGLang
 
 RuleSet = Callable[[Motions], None]
@@ -28,30 +28,24 @@ def static(m: Motions) -> None:
         _admit(m, left)
     for request in m.spent:  # its last position again: the same K/V, and a token that nobody keeps
         m.draft.rows.append(request)
-        m.draft.starts.append(request.num_computed - 1)
-        m.draft.stops.append(request.num_computed)
+        m.draft.starts.append(request.computed - 1)
+        m.draft.stops.append(request.computed)
 
 
 def _run(m: Motions) -> int:
     """Grow and forward the running. Returns what is left of the budget."""
-    budget, draft, whole = m.config.budget, m.draft, m.config.whole_prefills
-    # Without chunks whoever runs has its prompt behind it; to look at each again would cost as much as the plan.
-    decoding = m.running[:] if whole else [r for r in m.running if len(r.tokens) - r.num_computed == 1][:budget]
-    for request in [request for request in decoding if len(request.tokens) > request.capacity]:
+    budget = m.config.budget
+    if m.decoding > budget:
+        m.hold([r for r in m.running if r.pace is not STILL][budget:])
+    budget -= m.decoding
+    for request in m.growers():
         if request.status is Status.RUNNING:  # not evicted by one before it
-            m.make_room(request, len(request.tokens))
-    if draft.evicted:
-        decoding = [request for request in decoding if request.status is Status.RUNNING]
-    draft.rows = decoding
-    draft.starts = [request.num_computed for request in decoding]
-    draft.stops = [len(request.tokens) for request in decoding]
-    draft.decodes = len(decoding) if whole else 0
-    budget -= len(decoding)
-    if len(decoding) < len(m.running) and budget:
+            m.make_room(request, request.num_tokens)
+    if len(m.running) > m.decoding and budget:
         for request in m.running:
-            if request.missing > 1 and budget:
+            if request.pace is STILL and budget:
                 positions = min(request.missing, budget)
-                draft.add(request, positions)
+                m.draft.add(request, positions)
                 budget -= positions
     return budget
 
@@ -64,8 +58,9 @@ def _admit(m: Motions, budget: int) -> None:
         if not m.fits(found, positions):
             break
         m.admit(request, found, positions)
+        request.place = request.arrival  # oldest first, whoever was evicted
         if request.arrival < m.running[-2 if len(m.running) > 1 else -1].arrival:
-            m.running.sort(key=lambda r: r.arrival)  # oldest first, whoever was evicted
+            m.running.sort(key=lambda r: r.arrival)
         positions = min(request.missing, budget)
         m.draft.add(request, positions)
         budget -= positions
@@ -74,7 +69,7 @@ def _admit(m: Motions, budget: int) -> None:
 def _bought(config: SchedulerConfig, request: Request) -> int:
     """Positions whose blocks an admission buys."""
     if config.admission == "incremental":
-        return len(request.tokens)
+        return request.num_tokens
     return request.length_limit - 1 if config.admission == "reserve-output" else config.max_tokens or 0
 
 
@@ -85,25 +80,60 @@ def vllm_v1(m: Motions) -> None:
     from the end of the list, itself at last, and then the loop ends. Nothing is admitted in an iteration that
     evicted. The gate is what must fit before a request is admitted: its whole context, or its first chunk.
     """
-    budget, index = m.config.budget, 0
-    while index < len(m.running) and budget:
-        request = m.running[index]
-        positions = min(request.missing, budget)
-        if not m.make_room(request, request.num_computed + positions):
+    budget, extra = m.config.budget, 0  # positions beyond one for each row
+    for request in _undecided(m):
+        if request.status is not Status.RUNNING:
+            continue
+        place = m.running.index(request)
+        positions = min(request.missing, budget - extra - place)
+        if positions <= 0:
             break
-        m.draft.add(request, positions)
-        budget -= positions
-        index += 1
+        if not m.make_room(request, request.num_computed + positions):
+            m.hold(m.running[place:])
+            break
+        if request.pace is STILL:
+            m.draft.add(request, positions)
+            extra += positions - 1
+    if len(m.running) > budget - extra:
+        m.hold(m.running[max(0, budget - extra) :])
+    budget -= m.decoding + sum(m.draft.stops) - sum(m.draft.starts)
     while m.waiting and budget and not m.draft.evicted:
         request = m.waiting[0]
         found = m.find(request)
-        positions = min(len(request.tokens) - found.tokens, budget)
-        first_chunk = found.tokens + positions
-        if not m.fits(found, len(request.tokens) if m.config.admission_gate == "full-prompt" else first_chunk):
+        positions = min(request.num_tokens - found.tokens, budget)
+        if not m.fits(found, _gate(m.config, request, found.tokens + positions)):
             break
-        m.admit(request, found, first_chunk)
+        m.admit(request, found, found.tokens + positions)
         m.draft.add(request, positions)
         budget -= positions
+
+
+def _undecided(m: Motions) -> list[Request]:
+    """Those that need more than the next position of a block they have, in running order."""
+    growers = m.growers()
+    if len(m.running) == m.decoding:
+        return growers
+    return sorted([*growers, *(r for r in m.running if r.pace is STILL)], key=lambda r: r.place)
+
+
+def _gate(config: SchedulerConfig, request: Request, first_chunk: int) -> int:
+    """Positions whose blocks must be free for an admission."""
+    return request.num_tokens if config.admission_gate == "full-prompt" else first_chunk
+
+
+def steady(m: Motions) -> bool:
+    """Whether the queue's head must wait until somebody finishes or is evicted: growth alone makes no room for it."""
+    config = m.config
+    if config.rules == "sglang" or m.decoding > config.budget:
+        return False  # SGLang's estimates move with every decode
+    if not m.waiting or config.batching == "static":
+        return True
+    request = m.waiting[0]
+    found = m.find(request)
+    if config.rules == "batchbench":
+        return not m.fits(found, _bought(config, request))
+    left = min(request.num_tokens - found.tokens, config.budget - m.decoding)
+    return not m.fits(found, _gate(config, request, found.tokens + left))
 
 
 def rule_set(config: SchedulerConfig) -> RuleSet:

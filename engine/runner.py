@@ -24,6 +24,8 @@ class ModelRunner:
     the audit can compare K/V with text. clock: seconds, for the time that copies take.
     """
 
+    reads_tokens = True
+
     def __init__(
         self,
         model: Decoder,

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from engine.config import SchedulerConfig
 from engine.errors import EngineError, RequestRefused
 from engine.motions import Draft, Motions, PrefersSwap
-from engine.plan import Plan, Prefill
-from engine.request import Request, Status
-from engine.rules import rule_set, smallest_pool
+from engine.plan import Plan, Prefill, Quiet
+from engine.request import STILL, Request, Status
+from engine.rules import rule_set, smallest_pool, steady
 from engine.sampling import GREEDY, Sampling
 
 
 class Scheduler(Motions):
-    """Batching over a paged pool, with preemption. Decides nothing itself: that is the rules' (`engine.rules`)."""
+    """Batching over a paged pool, with preemption. Decides nothing itself: that is the rules' (`engine.rules`).
 
-    def __init__(self, config: SchedulerConfig, prefers_swap: PrefersSwap | None = None) -> None:
+    keeps_tokens: for a runner that computes text. Without, requests are lengths, and plans have no rows.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, prefers_swap: PrefersSwap | None = None, *, keeps_tokens: bool = True
+    ) -> None:
         super().__init__(config, prefers_swap)
         self.requests: dict[str, Request] = {}  # every request whose tokens were not taken yet
+        self.keeps_tokens = keeps_tokens or config.prefix_cache
         self._decide = rule_set(config)
         self._submitted = 0
+        self._flowing = True  # whether who decodes got a token in the last iteration
+        self._fresh: list[Request] = []  # who else got one
+        self._laid_out: list[Request] = []
+
+    def check(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
+        """Raise RequestRefused, by name, if such a request could not run in an empty pool."""
+        if request_id in self.requests:
+            raise RequestRefused(f"request {request_id!r}: the id is in use")
+        if prompt_tokens < 1 or output_tokens < 1:
+            raise RequestRefused(
+                f"request {request_id!r}: needs at least one prompt token and one output token, "
+                f"has {prompt_tokens} and {output_tokens}"
+            )
+        self._refuse_if_too_long(request_id, prompt_tokens, output_tokens)
 
     def submit(
         self,
@@ -30,66 +51,76 @@ class Scheduler(Motions):
         sampling: Sampling = GREEDY,
         priority: int = 0,
     ) -> None:
-        """Queue a request. Raises RequestRefused, by name, if it could not run in an empty pool."""
-        if request_id in self.requests:
-            raise RequestRefused(f"request {request_id!r}: the id is in use")
-        if not prompt or output_tokens < 1:
-            raise RequestRefused(
-                f"request {request_id!r}: needs at least one prompt token and one output token, "
-                f"has {len(prompt)} and {output_tokens}"
-            )
-        self._refuse_if_too_long(request_id, len(prompt), output_tokens)
-        limit = len(prompt) + output_tokens
-        request = Request(request_id, list(prompt), len(prompt), limit, self._submitted, sampling, priority)
+        """Queue a request. Raises RequestRefused."""
+        length = len(prompt)
+        self.check(request_id, length, output_tokens)
+        tokens = list(prompt) if self.keeps_tokens else []
+        request = Request(
+            request_id, length, length + output_tokens, self._submitted, length, tokens, sampling, priority
+        )
         self._submitted += 1
         self.requests[request_id] = request
         self.waiting.append(request)
 
     def schedule(self) -> Plan:
         """Decide one iteration and lay out its forward."""
-        draft = self.draft = Draft()
+        draft, held = Draft(), self.held
+        self.draft, self.held = draft, []
+        for request in held:
+            if request.status is Status.RUNNING:
+                self.join(request)  # it lost one turn only
         self._decide(self)
-        rows, starts, stops, decodes = draft.rows, draft.starts, draft.stops, draft.decodes
-        token_ids = [row.tokens[-1] for row in rows[:decodes]]
-        keeps = [True] * decodes
-        prefills = []
-        for row, start, stop in zip(rows[decodes:], starts[decodes:], stops[decodes:], strict=True):
-            keeps.append(len(row.tokens) == stop)
-            if start >= row.context:
-                token_ids.append(row.tokens[start])
-                continue
-            token_ids.extend(row.tokens[start:stop])
+        decoding, prefills, positions, kept = self.decoding if draft.decodes else 0, [], 0, 0
+        for row, start, stop in zip(draft.rows, draft.starts, draft.stops, strict=True):
+            positions += stop - start
             if row.status is Status.RUNNING:  # not the row of a static batch that has ended already
-                rebuilt = max(0, min(stop, row.frontier) - start)
-                prefills.append(Prefill(row.request_id, stop - start, rebuilt, row.recomputes))
+                kept += stop == row.settled
+                if start < row.context:
+                    rebuilt = max(0, min(stop, row.frontier) - start)
+                    prefills.append(Prefill(row.request_id, stop - start, rebuilt, row.recomputes))
+        began, paused = self._changes(held)
         return Plan(
-            request_ids=[row.request_id for row in rows],
-            slots=[row.slot for row in rows],  # type: ignore[misc]  # a row's request has a slot
-            starts=starts,
-            stops=stops,
-            token_ids=token_ids,
-            samplings=[row.sampling for row in rows],
-            keeps=keeps,
+            **self._rows() if self.keeps_tokens else {},
+            issued=decoding + len(draft.rows),
+            positions=decoding + positions,
+            kept=decoding + kept,
             copies=draft.copies,
             table_updates=draft.table_updates,
             prefills=prefills,
             admitted=draft.admitted,
             evicted=draft.evicted,
+            began=began,
+            paused=paused,
         )
 
-    def apply(self, plan: Plan, sampled: Sequence[int]) -> list[str]:
+    def apply(self, plan: Plan, sampled: Sequence[int] = ()) -> list[str]:
         """Move the state past `plan`: one sampled token per row. Returns who finished."""
+        draft = self.draft
+        if self.keeps_tokens:
+            for row, keeps, token in zip(self._laid_out, plan.keeps, sampled, strict=True):
+                if keeps:
+                    row.tokens.append(token)
         finished = []
-        learns = self.config.prefix_cache
-        for row, stop, keeps, token in zip(self.draft.rows, plan.stops, plan.keeps, sampled, strict=True):
-            row.num_computed = stop  # as it was, for who has finished and is forwarded on
-            if learns:
-                self.learn(row)
-            if keeps:
-                row.tokens.append(token)
-                if stop + 1 == row.length_limit:
+        if draft.decodes:
+            self.pace.now += 1
+            self.unused -= self.decoding
+            finished = self.ending()
+        for row, stop in zip(draft.rows, draft.stops, strict=True):
+            if row.status is not Status.RUNNING:
+                continue
+            self.unused -= stop - row.computed
+            row.computed = stop
+            if stop == row.settled:
+                row.settled += 1
+                if row.settled == row.length_limit:
                     finished.append(row)
+                else:
+                    self.join(row)
+        if self.config.prefix_cache:
+            for row in self._laid_out:
+                self.learn(row)
         for row in finished:
+            self.leave(row)
             self.running.remove(row)
             if self.config.batching == "static":
                 row.status = Status.FINISHED
@@ -100,6 +131,34 @@ class Scheduler(Motions):
             self.release_spent()
         return [row.request_id for row in finished]
 
+    def skip(self, limit: int) -> Quiet | None:
+        """Up to `limit` iterations in which requests decode and grow and nothing else happens, all at once.
+
+        None if the next one is not such. Only without tokens: these must be computed one by one.
+        """
+        if self.keeps_tokens or not self.decoding or self.decoding < len(self.running) or self.held:
+            return None
+        if not steady(self):
+            return None
+        self.draft = Draft()
+        free: list[int] = []
+        unused: list[int] = []
+        while len(free) < limit and not self._ends_next():
+            growers = self.growers()
+            if len(growers) > len(self.blocks):
+                self._grow_at[self.pace.now] = growers
+                break
+            for request in growers:
+                self._allocate(request, 1)
+            self.pace.now += 1
+            self.unused -= self.decoding
+            free.append(len(self.blocks))
+            unused.append(self.unused)
+        if not free:
+            return None
+        self._fresh = []
+        return Quiet(self.decoding + len(self.spent), self.decoding, free, unused)
+
     def abort(self, request_id: str) -> None:
         """Drop a request between iterations, wherever it stands; its blocks of either pool return at once."""
         self.drop(self._known(request_id))
@@ -108,12 +167,56 @@ class Scheduler(Motions):
         del self.requests[request_id]
 
     def take(self, request_id: str) -> list[int]:
-        """Hand over a finished request's generated tokens and forget it."""
+        """Hand over a finished request's generated tokens and forget it. All are 0 where nobody computed them."""
         request = self._known(request_id)
         if request.status is not Status.FINISHED:
             raise EngineError(f"request {request_id!r} is {request.status.value}, not finished")
         del self.requests[request_id]
-        return request.generated
+        return request.generated if self.keeps_tokens else [0] * (request.num_tokens - request.prompt_tokens)
+
+    def _rows(self) -> dict[str, Any]:
+        """The plan's columns, a row each: who decodes, then the others."""
+        draft = self.draft
+        decoding = [row for row in self.running if row.pace is not STILL] if draft.decodes else []
+        stops = [len(row.tokens) for row in decoding]
+        token_ids = [row.tokens[-1] for row in decoding]
+        keeps = [True] * len(decoding)
+        for row, start, stop in zip(draft.rows, draft.starts, draft.stops, strict=True):
+            token_ids += row.tokens[start:stop]
+            keeps.append(row.status is Status.RUNNING and stop == len(row.tokens))
+        rows = self._laid_out = decoding + draft.rows
+        return {
+            "request_ids": [row.request_id for row in rows],
+            "slots": [row.slot for row in rows],
+            "starts": [stop - 1 for stop in stops] + draft.starts,
+            "stops": stops + draft.stops,
+            "token_ids": token_ids,
+            "samplings": [row.sampling for row in rows],
+            "keeps": keeps,
+        }
+
+    def _changes(self, held: Sequence[Request]) -> tuple[list[str], list[str]]:
+        """Whose tokens begin to come with this iteration, and whose stop though they run. held: in the last one."""
+        draft, began = self.draft, [row for row in held if row.pace is not STILL]
+        if draft.decodes:
+            paused = [row for row in self.held if row.status is Status.RUNNING and row not in held]
+            if not self._flowing:
+                began = [row for row in self.running if row.pace is not STILL and row not in self._fresh]
+        else:
+            paused = [row for row in (self.running if self._flowing else self._fresh) if row.pace is not STILL]
+        self._flowing = draft.decodes
+        self._fresh = [
+            row
+            for row, stop in zip(draft.rows, draft.stops, strict=True)
+            if stop == row.settled and row.status is Status.RUNNING
+        ]
+        return [row.request_id for row in began + self._fresh], [row.request_id for row in paused]
+
+    def _ends_next(self) -> bool:
+        """Whether the next tick is somebody's last."""
+        tick = self.pace.now + 1
+        due = self._end_at.get(tick, ())
+        return any(row.pace is not STILL and row.settled + tick == row.length_limit for row in due)
 
     def _refuse_if_too_long(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
         config, total = self.config, prompt_tokens + output_tokens

@@ -37,12 +37,13 @@ class SGLang:
         self._join(m)
         self._prefill(m)
         self.prefilled = bool(m.draft.rows)
-        if not m.draft.rows:
+        if not self.prefilled:
             self._decode(m)
-        if not m.draft.rows and not m.draft.evicted:
-            self._idle()
-            self._prefill(m)
-            self.prefilled = True
+            if not m.decoding and not m.draft.evicted:
+                self._idle()
+                self._prefill(m)
+                self.prefilled = True
+        m.draft.decodes = not self.prefilled
         self.running, self.queued = len(m.running), bool(m.waiting)
 
     def _join(self, m: Motions) -> None:
@@ -51,7 +52,7 @@ class SGLang:
         if self.chunked and self.chunked.status is Status.ABORTED:
             finished -= 1  # it was in no list of those that decode
         if self.chunked and (
-            self.chunked.status is not Status.RUNNING or len(self.chunked.tokens) > self.chunked.context
+            self.chunked.status is not Status.RUNNING or self.chunked.num_tokens > self.chunked.context
         ):
             self.chunked = None
         if not self.prefilled:
@@ -67,7 +68,7 @@ class SGLang:
     def _prefill(self, m: Motions) -> None:
         size, draft = m.config.block_size, m.draft
         self.listed = len(m.running) - (self.chunked is not None) + self.stale
-        wanted = sum((r.length_limit - len(r.tokens)) * self.ratio for r in m.running if r is not self.chunked)
+        wanted = sum((r.length_limit - r.num_tokens) * self.ratio for r in m.running if r is not self.chunked)
         chunk, prefill, left = m.config.budget, self.PREFILL_TOKENS, len(m.blocks) * size - wanted
         if request := self.chunked:
             positions = min(request.missing, chunk, int(left))
@@ -80,11 +81,11 @@ class SGLang:
             request = m.waiting[0]
             found = m.find(request)
             held = len(found.blocks) * size
-            revived = sum(map(m.blocks.is_free, found.blocks)) * size  # counted as free until now
+            revived = m.revived(found) * size  # counted as free until now
             if len(m.slots) <= self.stale or request.length_limit - held >= left - revived:
                 self.full = True
                 break
-            extend = len(request.tokens) - found.tokens
+            extend = request.num_tokens - found.tokens
             pages = -(-extend // size) * size
             if pages >= prefill and draft.rows:
                 break
@@ -112,14 +113,15 @@ class SGLang:
 
     def _decode(self, m: Motions) -> None:
         decoding = [request for request in m.running if request is not self.chunked]
-        short = False
-        while sum(len(r.tokens) > r.capacity for r in decoding) > len(m.blocks) and len(decoding) > 1:
+        growers, short = m.growers(), False
+        while len(growers) > len(m.blocks) and len(decoding) > 1:
             short = True
             victim = m.pick(decoding)
             decoding.remove(victim)
+            growers = [request for request in growers if request is not victim]
             m.evict(victim, to_head=False)
         if short:
-            got = sum(len(r.tokens) - r.prompt_tokens for r in decoding)
+            got = sum(r.num_tokens - r.prompt_tokens for r in decoding)
             all_output = sum(r.length_limit - r.prompt_tokens for r in decoding)
             self.ratio = min(1.0, (got + self.RETRACT_STEPS * len(decoding)) / (all_output + 1))
         elif decoding:
@@ -127,6 +129,5 @@ class SGLang:
             self.ratio = max(self.ratio - step, self.MINIMUM_RATIO)
         if short or self.stale:
             self.full, self.stale = False, 0
-        for request in decoding:
-            if m.make_room(request, len(request.tokens)):
-                m.draft.add(request, 1)
+        for request in growers:
+            m.make_room(request, request.num_tokens)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.batch import Decoder
+from engine.block_pool import BlockPool
 from engine.checkpoint import assemble, tensor_shapes
 from engine.config import ModelConfig, SchedulerConfig
 from engine.core import Engine, Output, Step
@@ -80,10 +81,12 @@ class LogitsRunner(ModelRunner):
         return logits
 
 
-def bare_engine(slots: int, pool_blocks: int, block_size: int = 4, watermark_blocks: int = 0, **choices: Any) -> Engine:
-    """A schedule without a model, audited. choices: further fields of SchedulerConfig."""
+def bare_engine(
+    slots: int, pool_blocks: int, block_size: int = 4, watermark_blocks: int = 0, *, rows: bool = False, **choices: Any
+) -> Engine:
+    """A schedule without a model, audited. rows: its plans have them. choices: further fields of SchedulerConfig."""
     config = SchedulerConfig(slots, pool_blocks, block_size, watermark_blocks, **choices)
-    return Engine(config, NoRunner(), with_audit=True)
+    return Engine(config, NoRunner(reads_tokens=rows), with_audit=True)
 
 
 def real_engine(
@@ -116,7 +119,9 @@ def take_all(engine: Engine, ids: Sequence[str]) -> dict[str, Output]:
 def assert_whole(scheduler: Scheduler) -> None:
     """Every block of either pool, and every slot, is back."""
     assert sorted(scheduler.host.free) == list(range(scheduler.config.swap_blocks))
-    assert not any(scheduler.blocks.owners)
+    if isinstance(scheduler.blocks, BlockPool):
+        assert not any(scheduler.blocks.owners)
+    assert scheduler.unused == scheduler.decoding == 0
     assert sorted(scheduler.blocks.free) == list(range(scheduler.config.pool_blocks))
     assert sorted(scheduler.slots.free) == list(range(scheduler.config.slots))
 

@@ -148,7 +148,7 @@ class _Bench:
 
     def _copy_s(self, copy: Copy) -> float:
         """The runner's own clock around the copy of an iteration that computes nothing."""
-        return self.runner.execute(Plan([], [], [], [], [], [], [], [copy], [], [], [], [])).copy_s
+        return self.runner.execute(Plan(0, 0, 0, [copy], [], [], [], [], [], [])).copy_s
 
 
 def _timing(seconds: list[float]) -> Timing:

@@ -31,6 +31,7 @@ def test_resume_that_restarts(monkeypatch):
     def restart(self, victim):
         honest(self, victim)
         del victim.tokens[victim.prompt_tokens :]
+        victim.settled = victim.prompt_tokens
 
     monkeypatch.setattr(Scheduler, "evict", restart)
     with pytest.raises(EngineFailed, match="AuditError: request 'r4' lost text: 5 tokens, but 8 positions"):
@@ -149,6 +150,7 @@ def test_generated_token_dropped_on_eviction(monkeypatch):
     def drop(self, victim):
         honest(self, victim)
         del victim.tokens[-2]
+        victim.settled -= 1
 
     monkeypatch.setattr(Scheduler, "evict", drop)
     with pytest.raises(EngineFailed, match="AuditError: request 'r4' lost text: 8 tokens, but 8 positions"):

@@ -7,7 +7,7 @@ import pytest
 from engine.audit import audit
 from engine.errors import AuditError
 from engine.plan import Write
-from engine.request import Request, Status
+from engine.request import STILL, Request, Status
 from engine.scheduler import Scheduler
 from tests.helpers import drain, prompt, real_engine
 
@@ -25,7 +25,7 @@ def engine():
 
 
 def lose_block(s, _):
-    del s.blocks._free[9]
+    s.blocks._free.remove(9)
 
 
 def own_block_twice(s, r):
@@ -33,15 +33,11 @@ def own_block_twice(s, r):
 
 
 def block_free_and_owned(s, _):
-    s.blocks._free[0] = None
-
-
-def block_counted_wrongly(s, _):
-    s.blocks.owners[0] = 2
+    s.blocks._free.append(0)
 
 
 def foreign_block(s, _):
-    s.blocks._free[20] = None
+    s.blocks._free.append(20)
 
 
 def owned_foreign_block(s, _):
@@ -65,7 +61,7 @@ def waiting_holds_slot(s, _):
 
 
 def waiting_holds_computed(s, _):
-    s.waiting[1].num_computed = 3
+    s.waiting[1].computed = 3
 
 
 def queue_out_of_order(s, _):
@@ -93,11 +89,11 @@ def finished_in_queue(s, _):
 
 
 def finished_holds_blocks(s, _):
-    s.requests["done"] = Request("done", [1, 2], 1, 2, arrival=9, status=Status.FINISHED, blocks=[9])
+    s.requests["done"] = Request("done", 1, 2, 9, 2, [1, 2], status=Status.FINISHED, blocks=[9])
 
 
 def computed_behind(s, _):
-    s.running[0].num_computed -= 1
+    s.running[0].settled, s.running[0].pace, s.running[0].computed = 8, STILL, 6
 
 
 def one_block_too_many(s, _):
@@ -125,11 +121,27 @@ def running_text_lost(s, _):
 
 
 def finished_text_lost(s, _):
-    s.requests["done"] = Request("done", [1, 2], 1, 2, arrival=9, status=Status.FINISHED, frontier=2)
+    s.requests["done"] = Request("done", 1, 2, 9, 2, [1, 2], status=Status.FINISHED, frontier=2)
 
 
 def in_no_queue(s, _):
     s.waiting[0].status = Status.RUNNING
+
+
+def decoders_miscounted(s, _):
+    s.decoding += 1
+
+
+def growth_forgotten(s, _):
+    s._grow_at.clear()
+
+
+def end_forgotten(s, _):
+    s._end_at.clear()
+
+
+def room_miscounted(s, _):
+    s.unused -= 1
 
 
 def stale_table(s, r):
@@ -163,7 +175,6 @@ def written_into_a_free_block(s, r):
         (lose_block, "block 9 is lost: neither free nor owned"),
         (own_block_twice, "block 0 is held 2 times: by 'r0', 'r1'"),
         (block_free_and_owned, "block 0 is held 2 times: by 'r0', 'the free list'"),
-        (block_counted_wrongly, "block 0 counts 2 owners, has 1, and is 0 times free"),
         (foreign_block, "block 20 is not one of the pool's 20"),
         (owned_foreign_block, "block 25 is not one of the pool's 20"),
         (lose_slot, "slot 0 is lost"),
@@ -187,6 +198,10 @@ def written_into_a_free_block(s, r):
         (finished_text_lost, "request 'done' lost text: 2 tokens, but 2 positions of it were once computed"),
         (text_lost, "request 'r3' lost text: 6 tokens, but 6 positions of it were once computed"),
         (in_no_queue, "request 'r3' is running but in no queue"),
+        (decoders_miscounted, "3 requests decode, 4 are counted"),
+        (growth_forgotten, "request 'r0' decodes, but nobody awaits its growth or its end"),
+        (end_forgotten, "request 'r0' decodes, but nobody awaits its growth or its end"),
+        (room_miscounted, "3 allocated positions are unused, 2 are counted"),
         (stale_table, "the block table of slot 1 is stale"),
         (position_never_written, r"K/V of 'r0' at position 2 \(cell 2\) was last written by None"),
         (written_by_another, r"K/V of 'r0' at position 2 \(cell 2\) was last written by \('r9', 2, \d+\)"),
@@ -223,6 +238,15 @@ def test_a_breach_between_the_maps_of_known_contents_is_named(plant, message):
     assert len(engine.scheduler.blocks.contents[0]) == len(engine.scheduler.blocks.contents[1]) == 4
     plant(*engine.scheduler.blocks.contents)
     with pytest.raises(AuditError, match=message):
+        audit(engine.scheduler, engine.runner.state())
+
+
+def test_a_shared_block_that_is_counted_wrongly_is_named():
+    engine = real_engine(slots=1, pool_blocks=6, prefix_cache=True)
+    engine.submit("r", prompt(0, 13), 5)
+    engine.step()
+    engine.scheduler.blocks.owners[0] = 2
+    with pytest.raises(AuditError, match="block 0 counts 2 owners, has 1, and is 0 times free"):
         audit(engine.scheduler, engine.runner.state())
 
 

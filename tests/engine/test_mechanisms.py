@@ -278,7 +278,7 @@ def test_sglang_retracts_the_fewest_output_tokens_to_the_tail():
         engine.submit(f"r{number}", [1] * (8 + number), 100 + number % 4)
     steps = []
     while engine.has_work:
-        output = {r.request_id: len(r.tokens) - r.prompt_tokens for r in engine.scheduler.running}
+        output = {r.request_id: r.num_tokens - r.prompt_tokens for r in engine.scheduler.running}
         step = engine.step()
         for event in step.evicted:
             assert event.generated_tokens == min(output.values())

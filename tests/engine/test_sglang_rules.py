@@ -131,7 +131,7 @@ class Port:
 
 def compare(requests, slots, pool, size, chunk):
     """Every forward of the engine against the port's. Returns (positions by request, retracted) of each."""
-    engine = bare_engine(slots, pool, size, rules="sglang", token_budget=chunk)
+    engine = bare_engine(slots, pool, size, rows=True, rules="sglang", token_budget=chunk)
     for number, (prompt, output) in enumerate(requests):
         engine.submit(str(number), [1] * prompt, output)
     honest, plans, turns = engine.scheduler.schedule, [], []

@@ -110,7 +110,7 @@ def port(requests, slots, pool, size, budget, gate):
 def test_every_iteration_equals_an_independent_port(requests, slots, size, budget, gate, squeeze):
     needed = [-(-(p + o - 1) // size) for p, o in requests]
     pool = round(max(needed) + squeeze**2 * (sum(needed) - max(needed)))
-    engine = bare_engine(slots, pool, size, rules="vllm-v1", token_budget=budget, admission_gate=gate)
+    engine = bare_engine(slots, pool, size, rows=True, rules="vllm-v1", token_budget=budget, admission_gate=gate)
     for number, (prompt, output) in enumerate(requests):
         engine.submit(str(number), [1] * prompt, output)
     for rows, out in port(requests, slots, pool, size, budget, gate):
