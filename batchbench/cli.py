@@ -58,9 +58,11 @@ from batchbench.protocol import (
     EngineFactory,
     IterationOutcome,
     Point,
+    QuietIterations,
     RequestSpec,
     Tokenizer,
 )
+from batchbench.recorder import LedgerSink
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
 from batchbench.sweep import SweepObserver, check_sweep, sweep_pool_sizes
@@ -358,6 +360,12 @@ class _SaveAndShow(SweepObserver):
 
     def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
         self._next.on_iteration(iteration, outcome)
+
+    def on_quiet(self, first: int, quiet: QuietIterations) -> None:
+        self._next.on_quiet(first, quiet)
+
+    def ledger(self, point: Point, engine: EngineDescription) -> LedgerSink | None:
+        return self._writer.open_point(point, engine)
 
     def on_timing(self, timing: ContinuousTiming) -> None:
         self._writer.save_point(timing)

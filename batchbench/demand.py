@@ -10,17 +10,29 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from batchbench.driver import run_workload
+from batchbench.driver import Pacing, RunObserver, run_workload
 from batchbench.errors import RequestRefused, UsageError
-from batchbench.protocol import EngineDescription, EngineFactory, Point, RequestSpec
-from batchbench.scenario import MAX_BLOCKS, Choices, Sweep
+from batchbench.protocol import (
+    Choices,
+    EngineDescription,
+    EngineFactory,
+    IterationOutcome,
+    Point,
+    QuietIterations,
+    RequestSpec,
+)
+from batchbench.scenario import MAX_BLOCKS, Sweep
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def resolve_points(
-    sweep: Sweep, requests: Sequence[RequestSpec], make_engine: EngineFactory, make_schedule: EngineFactory
+    sweep: Sweep,
+    requests: Sequence[RequestSpec],
+    make_engine: EngineFactory,
+    make_schedule: EngineFactory,
+    pacing: Pacing | None = None,
 ) -> list[Point]:
     """Every point of a sweep with its pool in blocks.
 
@@ -31,7 +43,7 @@ def resolve_points(
 
     @cache
     def demand(choices: Choices) -> int:
-        return roomy_pool(requests, make_schedule, choices)
+        return roomy_pool(requests, make_schedule, choices, pacing)
 
     @cache
     def block_bytes(choices: Choices) -> int:
@@ -56,7 +68,12 @@ def resolve_points(
     return points
 
 
-def roomy_pool(requests: Sequence[RequestSpec], make_schedule: EngineFactory, choices: Choices = ()) -> int:
+def roomy_pool(
+    requests: Sequence[RequestSpec],
+    make_schedule: EngineFactory,
+    choices: Choices = (),
+    pacing: Pacing | None = None,
+) -> int:
     """Blocks of the smallest pool from which up nothing is evicted.
 
     A reservation evicts in no pool, so that is the smallest that takes every request. Else the schedule is run in ever
@@ -69,16 +86,20 @@ def roomy_pool(requests: Sequence[RequestSpec], make_schedule: EngineFactory, ch
         while not _takes_all(requests, make_schedule, most, settings):
             most *= 2
         return bisect_left(range(most), True, key=lambda n: _takes_all(requests, make_schedule, n + 1, settings)) + 1
-    found = _never_binds(requests, make_schedule, about, settings)
+    found = _never_binds(requests, make_schedule, about, settings, pacing)
     while found > 1 and _takes_all(requests, make_schedule, found - 1, settings):
-        if run_workload(make_schedule(found - 1, **settings), requests).preemptions:
+        if run_workload(make_schedule(found - 1, **settings), requests, pacing=pacing).preemptions:
             break
         found -= 1
     return found
 
 
 def _never_binds(
-    requests: Sequence[RequestSpec], make_schedule: EngineFactory, about: EngineDescription, settings: dict[str, Any]
+    requests: Sequence[RequestSpec],
+    make_schedule: EngineFactory,
+    about: EngineDescription,
+    settings: dict[str, Any],
+    pacing: Pacing | None,
 ) -> int:
     """Blocks of a pool from which up nothing is evicted, if not of the smallest."""
     size, watermark = about.block_size, about.watermark_blocks or 0
@@ -86,13 +107,25 @@ def _never_binds(
     most = sum(needed[: about.slots]) + watermark  # the longest requests in all slots at once
     if about.rules == "sglang" or about.batching == "static":  # admits by what is free; finished members keep blocks
         return most
-    timing = run_workload(make_schedule(most, **settings), requests)
     blocks = {r.request_id: -(-(r.prompt_tokens + r.output_tokens) // size) for r in requests}
-    used = 0
-    for outcome in (record.outcome for record in timing.iterations):
+    peak = _Peak(most, blocks)
+    run_workload(make_schedule(most, **settings), requests, observer=peak, pacing=pacing)
+    return min(most, peak.used + watermark)
+
+
+class _Peak(RunObserver):
+    """Most blocks in use during an iteration. blocks: of each request when it finishes."""
+
+    def __init__(self, pool_blocks: int, blocks: dict[str, int]) -> None:
+        self._pool, self._blocks, self.used = pool_blocks, blocks, 0
+
+    def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
         # Free blocks are counted after the iteration; those of the finished were in use during it.
-        used = max(used, most - (outcome.free_blocks or 0) + sum(blocks[name] for name in outcome.finished))
-    return min(most, used + watermark)
+        finished = sum(self._blocks[name] for name in outcome.finished)
+        self.used = max(self.used, self._pool - (outcome.free_blocks or 0) + finished)
+
+    def on_quiet(self, first: int, quiet: QuietIterations) -> None:
+        self.used = max(self.used, self._pool - min(quiet.free_blocks))
 
 
 def _takes_all(
@@ -102,7 +135,7 @@ def _takes_all(
     engine = make_schedule(pool_blocks, **settings)
     try:
         for request in requests:
-            engine.submit(request)
+            engine.check(request)
     except RequestRefused:
         return False
     return True

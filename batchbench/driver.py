@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
-from batchbench.errors import EngineFailed, OutcomeRefused
-from batchbench.protocol import BenchEngine, Clock, IterationOutcome, RequestSpec, Text
-from batchbench.timing import ContinuousTiming, IterationRecord, SequenceCheck
+from batchbench.clocks import ClockName, IterationCost, RunClock, run_clock
+from batchbench.errors import EngineFailed, OutcomeRefused, UsageError
+from batchbench.lazy_prompts import Joined
+from batchbench.protocol import BenchEngine, Choices, Clock, IterationOutcome, QuietIterations, RequestSpec, Text
+from batchbench.recorder import LedgerSink, Recorder
+from batchbench.timing import ContinuousTiming
 
-OnIteration = Callable[[int, IterationOutcome], None]
 STALLED_ITERATIONS = 1000  # without a row: the engine is not going anywhere
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """The clock that a workload's arrivals are counted on. cost: what a virtual iteration takes."""
+
+    clock: ClockName = "iterations"
+    cost: IterationCost | None = None
+
+
+class RunObserver:
+    """Told of a run's progress between two iterations, where its time is nobody's latency; override what is wanted."""
+
+    def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
+        """An iteration is done."""
+
+    def on_quiet(self, first: int, quiet: QuietIterations) -> None:
+        """A stretch of iterations is done in which requests only decoded."""
 
 
 def run_workload(
@@ -20,60 +40,175 @@ def run_workload(
     requests: Sequence[RequestSpec],
     *,
     clock: Clock = time.perf_counter,
-    on_iteration: OnIteration | None = None,
-    choices: tuple[tuple[str, Any], ...] = (),
+    pacing: Pacing | None = None,
+    observer: RunObserver | None = None,
+    sink: LedgerSink | None = None,
+    choices: Choices = (),
+    skips: bool = True,
 ) -> ContinuousTiming:
     """Submit every request at its arrival, step until all are done, collect their texts.
 
-    choices: what the point of a sweep changed of the engine, for the record.
-    on_iteration is called between two iterations, where its time is nobody's latency.
-    Raises EngineFailed if the engine stops early, stalls, or if its texts and its counts disagree;
-    OutcomeRefused if it reports what cannot have happened.
+    clock: this machine's seconds. pacing: what arrivals are counted in; iterations if None. sink: where every iteration
+    goes. choices: what the point of a sweep changed of the engine, for the record. skips: let the engine run quiet
+    iterations at once, which changes nothing but the time it takes. Raises EngineFailed if the engine stops early,
+    stalls, or if its texts and its counts disagree; OutcomeRefused if it reports what cannot have happened; UsageError
+    if requests wait for each other.
     """
-    arrivals = sorted(requests, key=lambda request: request.arrival)  # stable: then as listed
-    check, reports = SequenceCheck(requests), engine.describe().reports
-    if unknown := sorted(set(reports) - {field.name for field in fields(IterationOutcome)}):
-        raise EngineFailed(f"the engine says that it reports {unknown[0]!r}, which is no counter")
-    records: list[IterationRecord] = []
-    texts: dict[str, Text] = {}
-    iteration = submitted = stalled = 0
-    began = clock()
-    while submitted < len(arrivals) or engine.has_work:
-        if not engine.has_work and submitted < len(arrivals):
-            iteration = max(iteration, arrivals[submitted].arrival)  # nothing happens until then
-        while submitted < len(arrivals) and arrivals[submitted].arrival <= iteration:
-            engine.submit(arrivals[submitted])
-            submitted += 1
-        start = clock()
-        outcome = engine.step()
-        records.append(IterationRecord(iteration, outcome, clock() - start))
-        check.add(iteration, outcome)
-        if missing := [name for name in reports if getattr(outcome, name) is None]:
-            raise OutcomeRefused(f"iteration {iteration}: the engine says that it reports {missing[0]}, but did not")
-        stalled = 0 if outcome.issued_tokens else stalled + 1
-        if stalled == STALLED_ITERATIONS:
-            raise EngineFailed(f"{stalled} iterations in a row forwarded nothing, though the engine says it has work")
+    return _Run(engine, requests, clock, pacing or Pacing(), observer or RunObserver(), sink).result(choices, skips)
+
+
+class _Run:
+    """One workload on its way through one engine."""
+
+    def __init__(
+        self,
+        engine: BenchEngine,
+        requests: Sequence[RequestSpec],
+        read: Clock,
+        pacing: Pacing,
+        observer: RunObserver,
+        sink: LedgerSink | None,
+    ) -> None:
+        about = engine.describe()
+        if unknown := sorted(set(about.reports) - {field.name for field in fields(IterationOutcome)}):
+            raise EngineFailed(f"the engine says that it reports {unknown[0]!r}, which is no counter")
+        self.engine, self.requests, self.observer, self.about = engine, requests, observer, about
+        self.read, self.began = read, read()
+        self.clock: RunClock = run_clock(pacing.clock, pacing.cost, read, about)
+        self.record = Recorder(requests, about.block_size, sink)
+        self.arrivals = Arrivals(requests)
+        self.texts: dict[str, Text] = {}
+        self.kept = self.stalled = 0
+
+    def result(self, choices: Choices, skips: bool) -> ContinuousTiming:
+        quiet = None
+        while self.arrivals or self.engine.has_work:
+            if not self.engine.has_work and (due := self.arrivals.next) is not None:
+                self.clock.wait(due)
+            self._submit_due()
+            # A stretch has just ended, so something happens now.
+            quiet = self.engine.skip(self._room) if skips and quiet is None else None
+            if quiet is None:
+                self._step()
+            else:
+                self._skipped(quiet)
+        wall_s = self.read() - self.began
+        self._check_complete()
+        return ContinuousTiming(
+            self.engine.describe(), tuple(self.requests), self.record, self.texts, wall_s, choices, self.clock.name
+        )
+
+    def _room(self, rows: int) -> int:
+        return self.clock.room(self.arrivals.next, rows)
+
+    def _submit_due(self) -> None:
+        now = self.clock.now
+        while (due := self.arrivals.next) is not None and due <= now:
+            request = self.arrivals.pop()
+            self.engine.submit(request)
+            # On the clock of iterations a request arrives with an iteration, and time stands still in between.
+            since = self.clock.end_ns if self.clock.name == "iterations" else due
+            self.record.arrive(request.request_id, self.clock.iteration, since)
+
+    def _step(self) -> None:
+        iteration = self.clock.iteration
+        outcome = self.clock.run(self.engine.step)
+        self.record.add(iteration, outcome, self.clock.start_ns if self.clock.timed else None, self.clock.end_ns)
+        for name in self.about.reports:
+            if getattr(outcome, name) is None:
+                raise OutcomeRefused(f"iteration {iteration}: the engine says that it reports {name}, but did not")
+        self.stalled = 0 if outcome.issued_tokens else self.stalled + 1
+        if self.stalled == STALLED_ITERATIONS:
+            raise EngineFailed(
+                f"{self.stalled} iterations in a row forwarded nothing, though the engine says it has work"
+            )
         for request_id in outcome.finished:
-            texts[request_id] = engine.take(request_id)
-        if on_iteration is not None:
-            on_iteration(iteration, outcome)
-        iteration += 1
-    wall_s = clock() - began
-    _check_complete(requests, texts)
-    timing = ContinuousTiming(engine.describe(), tuple(requests), tuple(records), texts, wall_s, choices)
-    kept = sum(len(text.token_ids) for text in texts.values())
-    if timing.collected_tokens != kept:
-        raise EngineFailed(f"the engine reported {timing.collected_tokens} tokens collected, its texts hold {kept}")
-    return timing
+            self._finish(request_id)
+        self.observer.on_iteration(iteration, outcome)
 
+    def _skipped(self, quiet: QuietIterations) -> None:
+        first, start_ns = self.clock.iteration, self.clock.end_ns
+        self.clock.skipped(quiet)
+        self.record.add_quiet(first, quiet, start_ns if self.clock.timed else None, self.clock.end_ns)
+        self.observer.on_quiet(first, quiet)
 
-def _check_complete(requests: Sequence[RequestSpec], texts: dict[str, Text]) -> None:
-    for request in requests:
-        if request.request_id not in texts:
-            raise EngineFailed(f"the engine has no work left, but {request.request_id!r} never finished")
-        text = texts[request.request_id]
+    def _finish(self, request_id: str) -> None:
+        text = self.engine.take(request_id)
+        request = self.requests[self.record.index[request_id]]
         got = len(text.token_ids)
         if text.logit_gaps is not None and len(text.logit_gaps) != got:
-            raise EngineFailed(f"{request.request_id!r} has {len(text.logit_gaps)} logit gaps for {got} tokens")
+            raise EngineFailed(f"{request_id!r} has {len(text.logit_gaps)} logit gaps for {got} tokens")
         if got != request.output_tokens:
-            raise EngineFailed(f"{request.request_id!r} finished with {got} tokens of {request.output_tokens}")
+            raise EngineFailed(f"{request_id!r} finished with {got} tokens of {request.output_tokens}")
+        self.kept += got
+        if self.about.computes_text:
+            self.texts[request_id] = text
+        self.arrivals.finished(request_id, text, self.clock)
+
+    def _check_complete(self) -> None:
+        for request, finished in zip(self.requests, self.record.finished, strict=True):
+            if finished < 0:
+                raise EngineFailed(f"the engine has no work left, but {request.request_id!r} never finished")
+        if self.record.collected != self.kept:
+            raise EngineFailed(
+                f"the engine reported {self.record.collected} tokens collected, its texts hold {self.kept}"
+            )
+        if self.record.runs is not None and sum(self.record.runs.number) != self.kept:
+            raise OutcomeRefused(f"the iterations of {sum(self.record.runs.number)} tokens are told, of {self.kept}")
+
+
+class Arrivals:
+    """Who arrives next: by time, then as listed. Those that follow another are put in when it has finished.
+
+    Raises UsageError if a request follows one that is not there, or if requests follow each other in a circle.
+    """
+
+    def __init__(self, requests: Sequence[RequestSpec]) -> None:
+        known = {request.request_id for request in requests}
+        self._queue: list[tuple[int, int, RequestSpec]] = []
+        self._followers: dict[str, list[tuple[int, RequestSpec]]] = {}
+        self._told: dict[str, Sequence[int]] = {}  # whole prompts of those that somebody continues
+        for place, request in enumerate(requests):
+            if request.after is None:
+                self._queue.append((request.arrival, place, request))
+            elif request.after not in known:
+                raise UsageError(f"request {request.request_id!r} follows {request.after!r}, which is not there")
+            else:
+                self._followers.setdefault(request.after, []).append((place, request))
+        heapq.heapify(self._queue)
+        self._continued = {r.after for r in requests if r.history_tokens}
+        _require_ends(requests, self._followers)
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    @property
+    def next(self) -> int | None:
+        """When the next one arrives, on the workload's clock; None if nobody is known to."""
+        return self._queue[0][0] if self._queue else None
+
+    def pop(self) -> RequestSpec:
+        request = heapq.heappop(self._queue)[2]
+        if request.request_id in self._continued:
+            self._told[request.request_id] = request.prompt
+        return request
+
+    def finished(self, request_id: str, text: Text, clock: RunClock) -> None:
+        """Those that follow it arrive some time after; those that continue it are told what was said."""
+        history = self._told.pop(request_id, None)
+        for place, request in self._followers.pop(request_id, ()):
+            if request.history_tokens:
+                assert history is not None
+                request = replace(request, prompt=Joined([history, text.token_ids, request.prompt]), history_tokens=0)
+            now = clock.iteration if clock.name == "iterations" else clock.end_ns
+            heapq.heappush(self._queue, (now + request.arrival, place, request))
+
+
+def _require_ends(requests: Sequence[RequestSpec], followers: dict[str, list[tuple[int, RequestSpec]]]) -> None:
+    """Raise UsageError unless following leads from a request without `after` to every one."""
+    reached = [request.request_id for request in requests if request.after is None]
+    for request_id in reached:
+        reached += (request.request_id for _, request in followers.get(request_id, ()))
+    if len(reached) < len(requests):
+        circle = next(r.request_id for r in requests if r.request_id not in set(reached))
+        raise UsageError(f"request {circle!r} follows itself, through others or not, so it would never arrive")

@@ -10,7 +10,7 @@ _SHOWN = 8  # tokens of each continuation in the message
 
 def require_same_texts(reference: ContinuousTiming, other: ContinuousTiming) -> None:
     """Raise TextsDiffer at the first request, in submission order, whose token ids differ."""
-    for request in reference.requests:
+    for request in reference.requests if reference.engine.computes_text else ():
         want = reference.texts[request.request_id].token_ids
         got = other.texts[request.request_id].token_ids
         if want != got:
@@ -49,8 +49,8 @@ def _evictions(timing: ContinuousTiming, request_id: str, at: int) -> str:
         return "evictions unreported"
     if not iterations:
         return "never evicted"
-    events = [e for r in timing.iterations for e in r.outcome.evictions or () if e.request_id == request_id]
-    generated = [e.generated_tokens for e in events if e.generated_tokens is not None]
+    events, place = timing.record.evictions, timing.record.index[request_id]
+    generated = [n for one, n in zip(events.request, events.number, strict=True) if one == place and n >= 0]
     if len(generated) < len(iterations):
         return f"evicted in iterations {', '.join(map(str, iterations))}"
     before, later = [n for n in generated if n <= at], [n for n in generated if n > at]

@@ -49,6 +49,21 @@ class RandomPrompt(LazyPrompt):
         return tuple(random.Random(self.key).randbytes(self.tokens))
 
 
+class Repeated(LazyPrompt):
+    """One token id again and again."""
+
+    __slots__ = ("token", "tokens")
+
+    def __init__(self, token: int, tokens: int) -> None:
+        self.token, self.tokens = token, tokens
+
+    def __len__(self) -> int:
+        return self.tokens
+
+    def ids(self) -> Sequence[int]:
+        return (self.token,) * self.tokens
+
+
 class Joined(LazyPrompt):
     """Parts one after the other."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from batchbench.protocol import IterationOutcome, Point
+from batchbench.protocol import IterationOutcome, Point, QuietIterations
 from batchbench.sweep import SweepObserver
 from batchbench.timing import ContinuousTiming
 from batchbench.units import show_seconds
@@ -46,6 +46,11 @@ class ProgressLines(SweepObserver):
         self._iterations += 1
         self._finished += len(outcome.finished)
         self._evictions += len(outcome.preempted or ())
+        if time.monotonic() - self._drawn >= _REDRAW_S:
+            self._draw()
+
+    def on_quiet(self, first: int, quiet: QuietIterations) -> None:
+        self._iterations += len(quiet)
         if time.monotonic() - self._drawn >= _REDRAW_S:
             self._draw()
 

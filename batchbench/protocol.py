@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 from batchbench.errors import OutcomeRefused
+
+Choices = tuple[tuple[str, Any], ...]
+"""What a point of a sweep changes of the engine: fields of EngineSettings and their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ _COUNTS = (
     "running",
     "waiting",
     "free_blocks",
+    "unused_tokens",
 )
 
 
@@ -108,7 +113,8 @@ class IterationOutcome:
     preempted: ids of the requests evicted, in order. forward_tokens: positions the forward
     computed, padding left out; unreported, it is charged as one position per row, which is right
     for an iteration that only decodes. recomputed_tokens: positions of resumed rows.
-    rebuilt_tokens: positions whose K/V had been computed before.
+    rebuilt_tokens: positions whose K/V had been computed before. began and paused: whose tokens begin to come with
+    this iteration, and whose stop to come though they run; so the iterations of every token are known.
     Raises OutcomeRefused if the numbers contradict each other.
     """
 
@@ -132,6 +138,9 @@ class IterationOutcome:
     running: int | None = None  # requests, after the iteration
     waiting: int | None = None
     free_blocks: int | None = None
+    began: tuple[str, ...] | None = None  # requests that got a token, and none in the iteration before
+    paused: tuple[str, ...] | None = None  # that run and got none, but got one in the iteration before
+    unused_tokens: int | None = None  # positions that running requests' blocks have room for and do not hold yet
 
     def __post_init__(self) -> None:
         if contradiction := self._contradiction():
@@ -139,10 +148,10 @@ class IterationOutcome:
 
     def _contradiction(self) -> str | None:
         """What is wrong, or None; built once per iteration, so a message is formatted only when it is needed."""
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                return f"{name} is {value}"
+        if min(filter(None, _counts(self)), default=0) < 0:
+            return next(
+                f"{name} is {value}" for name, value in zip(_COUNTS, _counts(self), strict=True) if (value or 0) < 0
+            )
         rows, positions, evicted = self.issued_tokens, self.positions, self.preempted or ()
         if self.collected_tokens > rows:
             return f"{self.collected_tokens} tokens collected from {rows} rows"
@@ -168,6 +177,27 @@ class IterationOutcome:
     def positions(self) -> int:
         """forward_tokens, or one position per row where the engine does not report it."""
         return self.issued_tokens if self.forward_tokens is None else self.forward_tokens
+
+
+_counts = attrgetter(*_COUNTS)
+
+
+@dataclass(frozen=True, slots=True)
+class QuietIterations:
+    """A stretch of iterations in which requests decode and nothing else happens: nobody arrives, is admitted, evicted
+    or paused, or finishes. Sequences have a number for each iteration, as it was after it.
+    """
+
+    issued_tokens: int  # rows of each iteration
+    collected_tokens: int  # tokens of each
+    running: int
+    waiting: int
+    free_blocks: Sequence[int]
+    unused_tokens: Sequence[int]
+
+    def __len__(self) -> int:
+        """Iterations."""
+        return len(self.free_blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +258,7 @@ class Point:
     """One setting of a sweep: a pool, and what else of the engine differs from the scenario's, as (name, value)."""
 
     pool_blocks: int
-    choices: tuple[tuple[str, Any], ...] = ()
+    choices: Choices = ()
 
     @property
     def label(self) -> str:
@@ -246,8 +276,19 @@ class BenchEngine(Protocol):
 
     def describe(self) -> EngineDescription: ...
 
+    def check(self, request: RequestSpec) -> None:
+        """Raise RequestRefused if the request could not run in this pool, even alone. A history is as good as known."""
+        ...
+
     def submit(self, request: RequestSpec) -> None:
-        """Queue a request. Raises RequestRefused."""
+        """Queue a request, its history part of its prompt by now. Raises RequestRefused."""
+        ...
+
+    def skip(self, room: Callable[[int], int]) -> QuietIterations | None:
+        """Run quiet iterations at once, at most as many as there is room for iterations of that many rows.
+
+        None if the next one is not quiet, or if each takes a forward.
+        """
         ...
 
     def step(self) -> IterationOutcome:

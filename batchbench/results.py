@@ -19,9 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchbench.errors import BatchbenchError, ResultError, UsageError
+from batchbench.ledger import LEDGER, Ledger
+from batchbench.protocol import EngineDescription, Point
 from batchbench.schema import SCHEMA_VERSION, TABLES, arrow_schema
-from batchbench.tables import arrow_tables
-from batchbench.timing import ContinuousTiming
+from batchbench.service import Slo
+from batchbench.tables import point_key, point_tables
+from batchbench.timing import ContinuousTiming, reference_timing
 
 _PARTS = "batchbench-parts"  # points saved while a sweep runs
 _FILES = (*(f"{name}.parquet" for name in TABLES), "run.json")
@@ -51,12 +54,17 @@ class Result:
 
 
 class ResultWriter:
-    """Writes one sweep into a folder. An earlier result there stays whole until `join`."""
+    """Writes one sweep into a folder. An earlier result there stays whole until `join`.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._parts = folder, folder / _PARTS
+    slo: the objectives that requests are held to.
+    """
+
+    def __init__(self, folder: Path, slo: Slo | None = None) -> None:
+        self.folder, self._parts, self._slo = folder, folder / _PARTS, slo or Slo()
         self._run_id = uuid.uuid4().hex
         self._saved = 0
+        self._files: dict[str, pq.ParquetWriter] = {}
+        self._ledger: Ledger | None = None
 
     def open(self) -> None:
         """Create the folder with no parts in it. Raises UsageError if it cannot be written or is not ours."""
@@ -69,28 +77,69 @@ class ResultWriter:
             self._parts.mkdir()
             (self._parts / _MARK).touch()
 
-    def save_point(self, timing: ContinuousTiming) -> None:
-        """Save a finished point among the parts, complete or not at all; paired columns wait for `join`."""
-        name = f"point-{self._saved}"
-        unfinished = self._parts / f".{name}"
+    def open_point(self, point: Point, engine: EngineDescription) -> Ledger:
+        """What takes the next point's iterations as they happen."""
         with _writing(self.folder):
-            unfinished.mkdir()
-            for table, data in arrow_tables([timing], first=self._saved, paired=False).items():
-                self._write_table(data, unfinished / f"{table}.parquet")
-            unfinished.rename(self._parts / name)
+            self._unfinished.mkdir()
+            self._files = {name: self._writer(name, self._unfinished) for name in LEDGER}
+        self._ledger = Ledger(point_key(self._saved, point, engine), self._append)
+        return self._ledger
+
+    def save_point(self, timing: ContinuousTiming) -> None:
+        """Finish the point that is open: all of it among the parts, or nothing. Paired columns wait for `join`."""
+        assert self._ledger is not None
+        with _writing(self.folder):
+            self._ledger.close()
+            self._close_files()
+            for name, data in point_tables(self._saved, timing, None, self._slo).items():
+                with self._writer(name, self._unfinished) as file:
+                    file.write_table(data)
+            self._unfinished.rename(self._parts / f"point-{self._saved}")
         self._saved += 1
 
     def join(self, timings: list[ContinuousTiming], run: Mapping[str, Any]) -> None:
         """Replace the folder's tables and run.json by this sweep's, then drop the parts."""
-        tables = arrow_tables(timings)
         document = {"schema_version": SCHEMA_VERSION, "run_id": self._run_id, **run}
         with _writing(self.folder):
-            for name, data in tables.items():
-                self._write_table(data, self._parts / f"{name}.parquet")
+            self._join_ledgers(len(timings))
+            self._files = {name: self._writer(name, self._parts) for name in TABLES if name not in LEDGER}
+            for place, timing in enumerate(timings):
+                for name, data in point_tables(place, timing, reference_timing(timings, timing), self._slo).items():
+                    self._append(name, data)
+            self._close_files()
             (self._parts / "run.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             for file in _FILES:
                 os.replace(self._parts / file, self.folder / file)
             self.discard_parts()
+
+    def _join_ledgers(self, points: int) -> None:
+        """Row group by row group, so that no table is ever held whole."""
+        for name in LEDGER:
+            with self._writer(name, self._parts) as joined:
+                for place in range(points):
+                    part = pq.ParquetFile(self._parts / f"point-{place}" / f"{name}.parquet")
+                    for group in range(part.num_row_groups):
+                        joined.write_table(part.read_row_group(group).replace_schema_metadata(self._metadata))
+
+    @property
+    def _unfinished(self) -> Path:
+        return self._parts / f".point-{self._saved}"
+
+    @property
+    def _metadata(self) -> dict[str, str]:
+        return {"schema_version": str(SCHEMA_VERSION), "run_id": self._run_id}
+
+    def _writer(self, name: str, folder: Path) -> pq.ParquetWriter:
+        return pq.ParquetWriter(folder / f"{name}.parquet", arrow_schema(name).with_metadata(self._metadata))
+
+    def _append(self, name: str, data: pa.Table) -> None:
+        with _writing(self.folder):
+            self._files[name].write_table(data.replace_schema_metadata(self._metadata))
+
+    def _close_files(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files = {}
 
     def discard_parts(self) -> None:
         """Forget the points saved so far. Raises UsageError rather than delete what batchbench did not make."""
@@ -100,10 +149,6 @@ class ResultWriter:
         if self._parts.is_symlink() or mark.is_symlink() or not mark.is_file():
             raise UsageError(f"{self._parts} was not made by batchbench; move it away")
         shutil.rmtree(self._parts)
-
-    def _write_table(self, data: pa.Table, path: Path) -> None:
-        metadata = {"schema_version": str(SCHEMA_VERSION), "run_id": self._run_id}
-        pq.write_table(data.replace_schema_metadata(metadata), path)
 
 
 @contextmanager

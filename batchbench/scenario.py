@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from pydantic_core import ErrorDetails
 
 from batchbench.errors import ScenarioError
+from batchbench.protocol import Choices
 
 # Far beyond any real server, small enough that a slip of the finger is refused instead of filling memory.
 Slots = Annotated[int, Field(ge=1, le=65_536)]
@@ -28,7 +29,6 @@ Admission = Literal["incremental", "reserve-output", "reserve-max"]
 Gate = Literal["full-prompt", "first-chunk"]
 Reclaim = Literal["recompute", "swap", "cheaper"]
 Batching = Literal["continuous", "static"]
-Choices = tuple[tuple[str, Any], ...]  # fields of EngineSettings that a point changes, and their values
 _BLOCKS, _SIZE = "pool in blocks", "pool in bytes or relative"  # which of the two a value is meant to be
 PoolSize = Annotated[
     Annotated[Blocks, Tag(_BLOCKS)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 COUNT, INDEX, RATIO = pa.int64(), pa.int64(), pa.float64()
 _NAME = pa.dictionary(pa.int32(), pa.string())
@@ -37,15 +37,20 @@ _NUMERICS = Column(
     "`exact`: a request's bits do not depend on its company; `fast`: nothing is promised",
     "the engine does not say",
 )
+_CLOCK = Column(
+    "clock", _NAME, "", "what seconds are: `iterations` (inside the engine), `virtual` (modelled) or `wall`"
+)
+POINT_COLUMNS = (_POINT, _POOL, _CHOICES, _NUMERICS)  # lead every table
+_UNTIMED = "a schedule on the clock of iterations takes no time"
+_NOT_TOLD = "the engine does not tell whose tokens come"
+_NO_REFERENCE = "no pool is known to have evicted nobody: there is no reference pool"
+_NO_SLO = "the scenario has no [slo], or its times are not known"
 _REQUEST = Column("request_id", pa.string(), "", "request, in submission order r0, r1, ...")
 _ITERATION = Column("iteration", INDEX, "iteration", "place on the iteration clock, from 0")
 _SLOT = Column("slot", INDEX, "slot", "row of the forward that the request had", _UNREPORTED)
 
 POOLS = (
-    _POINT,
-    _POOL,
-    _CHOICES,
-    _NUMERICS,
+    *POINT_COLUMNS,
     Column("pool_bytes", COUNT, "bytes", "size of the KV pool", _UNREPORTED),
     Column("slots", COUNT, "rows", "rows that a forward can have"),
     Column("block_size", COUNT, "positions", "positions in a block"),
@@ -61,6 +66,7 @@ POOLS = (
     Column("swap_blocks", COUNT, "blocks", "size of the swap pool", _UNREPORTED),
     Column("prefix_cache", pa.bool_(), "", "whether blocks of equal content are shared", _UNREPORTED),
     Column("batching", _NAME, "", "`continuous` or `static`", _UNREPORTED),
+    _CLOCK,
     Column("requests", COUNT, "requests", "requests submitted"),
     Column("iterations", COUNT, "iterations", "iterations that forwarded a row"),
     Column(
@@ -143,8 +149,8 @@ POOLS = (
         "preemption_latency_penalty_s",
         RATIO,
         "1",
-        "the same in measured seconds",
-        "everybody was evicted, so that there is no control group, or " + _EVICTIONS,
+        "the same in seconds",
+        f"everybody was evicted, so that there is no control group, {_UNTIMED}, or {_EVICTIONS}",
     ),
     Column(
         "paired_latency_penalty",
@@ -161,25 +167,121 @@ POOLS = (
         "the reference pool: the largest of the same choices that evicted nobody",
         "no pool is known to have evicted nobody",
     ),
-    Column("engine_s", pa.float64(), "s", "time inside the engine's iterations"),
+    Column(
+        "worst_paired_latency_ratio",
+        RATIO,
+        "1",
+        "the same of the request that lost most: the largest ratio of any request",
+        _NO_REFERENCE,
+    ),
+    *(
+        Column(
+            f"victims_{part}_iterations",
+            RATIO,
+            "iterations",
+            f"mean over the requests evicted here of what {what} adds to their latency in the reference pool",
+            f"nobody was evicted, {_NO_REFERENCE}, or {_NOT_TOLD}",
+        )
+        for part, what in (
+            ("extra", "everything"),
+            ("queued", "waiting longer for the first admission"),
+            ("returning", "waiting to return after evictions"),
+            ("rebuilding", "computing contexts again without a new token"),
+            ("decoding", "decoding slower"),
+        )
+    ),
+    Column("share_preempted", RATIO, "1", "requests_preempted / requests", _EVICTIONS),
+    Column(
+        "preemptions_per_victim",
+        RATIO,
+        "evictions/request",
+        "preemptions / requests_preempted",
+        "nobody was evicted, or " + _EVICTIONS,
+    ),
+    Column("most_preemptions", COUNT, "evictions", "evictions of the request that was evicted most", _EVICTIONS),
+    Column("mean_used_blocks", RATIO, "blocks", "in use after an iteration, on average", _UNREPORTED),
+    Column("peak_used_blocks", COUNT, "blocks", "most in use after an iteration", _UNREPORTED),
+    Column(
+        "fragmentation",
+        RATIO,
+        "1",
+        "share of the positions of blocks in use that held nothing, over all iterations",
+        "nothing was in use, or " + _UNREPORTED,
+    ),
+    Column("collected_per_iteration", RATIO, "tokens/iteration", "collected_tokens / iterations"),
+    Column("forward_per_iteration", RATIO, "positions/iteration", "forward_tokens / iterations"),
+    Column("duration_s", pa.float64(), "s", "from the first arrival to the last token, as the clock has it", _UNTIMED),
+    Column("collected_per_s", RATIO, "tokens/s", "collected_tokens / duration_s", _UNTIMED),
+    Column("forward_per_s", RATIO, "positions/s", "forward_tokens / duration_s", _UNTIMED),
+    Column("goodput_requests", COUNT, "requests", "requests that kept every objective of [slo]", _NO_SLO),
+    Column("goodput_fraction", RATIO, "1", "goodput_requests / requests", _NO_SLO),
+    Column("goodput_per_s", RATIO, "requests/s", "goodput_requests / duration_s", _NO_SLO),
+    Column("engine_s", pa.float64(), "s", "time of the iterations, as the clock has it", _UNTIMED),
     Column("wall_s", pa.float64(), "s", "time from first submission to last token, harness included"),
     Column("text_digest", pa.string(), "", "SHA-256 over all requests' token ids; equal at every point", _NO_TEXT),
 )
 
 REQUESTS = (
-    _POINT,
-    _POOL,
-    _CHOICES,
-    _NUMERICS,
+    *POINT_COLUMNS,
     _REQUEST,
     Column("prompt_tokens", COUNT, "tokens", "length of the prompt"),
     Column("output_tokens", COUNT, "tokens", "tokens generated"),
     Column("arrival_iteration", INDEX, "iteration", "iteration in which it arrived"),
     Column("finished_iteration", INDEX, "iteration", "iteration of its last token"),
+    Column("arrival_s", pa.float64(), "s", "when it arrived, since the run began", _UNTIMED),
     Column("latency_iterations", COUNT, "iterations", "arrival to last token, both iterations included"),
-    Column("latency_s", pa.float64(), "s", "time inside the engine over the same iterations"),
+    Column("latency_s", pa.float64(), "s", "time from its arrival to the end of its last token's iteration", _UNTIMED),
+    Column(
+        "ttft_iterations",
+        COUNT,
+        "iterations",
+        "arrival to first token, both included; evictions do not restart it",
+        _NOT_TOLD,
+    ),
+    Column(
+        "ttft_s", pa.float64(), "s", "time from its arrival to the end of that iteration", f"{_NOT_TOLD}, or {_UNTIMED}"
+    ),
+    Column(
+        "tpot_iterations",
+        RATIO,
+        "iterations/token",
+        "first to last token, over output_tokens - 1",
+        f"it has one token, or {_NOT_TOLD}",
+    ),
+    Column("tpot_s", pa.float64(), "s/token", "the same in seconds", f"it has one token, {_NOT_TOLD}, or {_UNTIMED}"),
     Column("queued_iterations", COUNT, "iterations", "from arrival to first admission", _UNREPORTED),
-    Column("evicted_iterations", COUNT, "iterations", "from evictions to resumes, waiting", _UNREPORTED),
+    Column("returning_iterations", COUNT, "iterations", "from evictions to resumes, waiting", _UNREPORTED),
+    Column(
+        "rebuilding_iterations",
+        COUNT,
+        "iterations",
+        "after resumes, until the one that brings a new token",
+        _UNREPORTED,
+    ),
+    Column(
+        "decoding_iterations",
+        COUNT,
+        "iterations",
+        "the rest of the latency: its prompt, and one for each token",
+        _UNREPORTED,
+    ),
+    Column(
+        "queued_s",
+        pa.float64(),
+        "s",
+        "from its arrival to the iteration of its first admission",
+        f"{_UNTIMED}, or {_UNREPORTED}",
+    ),
+    Column("returning_s", pa.float64(), "s", "from evictions to resumes, waiting", f"{_UNTIMED}, or {_UNREPORTED}"),
+    Column(
+        "rebuilding_s",
+        pa.float64(),
+        "s",
+        "after resumes, the iteration that brings a new token included",
+        f"{_UNTIMED}, or {_UNREPORTED}",
+    ),
+    Column("decoding_s", pa.float64(), "s", "the rest of the latency", f"{_UNTIMED}, or {_UNREPORTED}"),
+    Column("meets_slo", pa.bool_(), "", "whether it kept every objective of [slo]", _NO_SLO),
     Column("preemptions", COUNT, "evictions", "times it was evicted", _EVICTIONS),
     Column("recomputed_tokens", COUNT, "positions", "positions of its resumed rows", _UNREPORTED),
     Column("rebuilt_tokens", COUNT, "positions", "of these, whose K/V had been computed before", _UNREPORTED),
@@ -195,10 +297,7 @@ REQUESTS = (
 )
 
 ITERATIONS = (
-    _POINT,
-    _POOL,
-    _CHOICES,
-    _NUMERICS,
+    *POINT_COLUMNS,
     _ITERATION,
     Column("issued_tokens", COUNT, "rows", "rows forwarded"),
     Column("collected_tokens", COUNT, "tokens", "tokens that requests kept"),
@@ -214,14 +313,14 @@ ITERATIONS = (
     Column("running", COUNT, "requests", "running after the iteration", _UNREPORTED),
     Column("waiting", COUNT, "requests", "waiting after the iteration", _UNREPORTED),
     Column("free_blocks", COUNT, "blocks", "free after the iteration", _UNREPORTED),
-    Column("step_s", pa.float64(), "s", "time inside the engine"),
+    Column(
+        "unused_tokens", COUNT, "positions", "of running requests' blocks, room that holds nothing yet", _UNREPORTED
+    ),
+    Column("step_s", pa.float64(), "s", "time of the iteration, as the clock has it", _UNTIMED),
 )
 
 ADMISSIONS = (
-    _POINT,
-    _POOL,
-    _CHOICES,
-    _NUMERICS,
+    *POINT_COLUMNS,
     _ITERATION,
     _REQUEST,
     _SLOT,
@@ -232,10 +331,7 @@ ADMISSIONS = (
 )
 
 PREFILLS = (
-    _POINT,
-    _POOL,
-    _CHOICES,
-    _NUMERICS,
+    *POINT_COLUMNS,
     _ITERATION,
     _REQUEST,
     Column("positions", COUNT, "positions", "of a prompt or a resumed context, computed in this iteration"),
@@ -244,10 +340,7 @@ PREFILLS = (
 )
 
 EVICTIONS = (
-    _POINT,
-    _POOL,
-    _CHOICES,
-    _NUMERICS,
+    *POINT_COLUMNS,
     _ITERATION,
     _REQUEST,
     _SLOT,
@@ -269,11 +362,30 @@ EVICTIONS = (
     Column("swapped_tokens", COUNT, "positions", "copied back by that resume", _UNREPORTED),
 )
 
+TOKEN_RUNS = (
+    *POINT_COLUMNS,
+    _REQUEST,
+    Column("first_iteration", INDEX, "iteration", "iteration of the run's first token"),
+    Column("tokens", COUNT, "tokens", "tokens, one in each iteration from there on"),
+)
+
+SERVICE = (
+    *POINT_COLUMNS,
+    Column("metric", _NAME, "", "`ttft`, `itl` (every gap between two tokens of a request), `tpot`, `e2e` or `queue`"),
+    Column("unit", _NAME, "", "`iterations` or `s`"),
+    Column("count", COUNT, "", "values: requests, or gaps"),
+    Column("mean", RATIO, "unit", "mean", "there is no value"),
+    *(
+        Column(
+            f"p{share}", RATIO, "unit", f"the smallest value that {share} % of them do not exceed", "there is no value"
+        )
+        for share in (50, 90, 95, 99)
+    ),
+    Column("max", RATIO, "unit", "the largest", "there is no value"),
+)
+
 TEXTS = (
-    _POINT,
-    _POOL,
-    _CHOICES,
-    _NUMERICS,
+    *POINT_COLUMNS,
     _REQUEST,
     Column("token_ids", pa.list_(pa.int64()), "token ids", "generated tokens, prompt left out"),
     Column(
@@ -292,6 +404,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "admissions": ADMISSIONS,
     "prefills": PREFILLS,
     "evictions": EVICTIONS,
+    "token_runs": TOKEN_RUNS,
+    "service": SERVICE,
     "texts": TEXTS,
 }
 ABOUT = {
@@ -301,6 +415,9 @@ ABOUT = {
     "admissions": "one row per admission, first or resumed",
     "prefills": "one row per forwarded row that computed a prompt or a resumed context",
     "evictions": "one row per eviction",
+    "token_runs": "one row per request and stretch of iterations in each of which it got a token: the iterations of "
+    "all its tokens, and so every gap between them; in the order in which they end",
+    "service": "one row per point, metric and unit; seconds only where the clock takes time",
     "texts": "one row per point and request; none if the engine computes no text",
 }
 

@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from batchbench.driver import run_workload
+from batchbench.driver import Pacing, RunObserver, run_workload
 from batchbench.errors import RequestRefused, UsageError
 from batchbench.identity import require_same_texts
-from batchbench.protocol import Clock, EngineFactory, IterationOutcome, Point, RequestSpec
+from batchbench.protocol import Clock, EngineDescription, EngineFactory, Point, RequestSpec
+from batchbench.recorder import LedgerSink
 from batchbench.timing import ContinuousTiming
 
 T = TypeVar("T")
 
 
-class SweepObserver:
+class SweepObserver(RunObserver):
     """Told of a sweep's progress, always between iterations; override what is wanted."""
 
     def on_start(self, points: Sequence[Point]) -> None:
@@ -25,8 +26,9 @@ class SweepObserver:
     def on_point(self, point: Point) -> None:
         """A point's run begins."""
 
-    def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
-        """An iteration of the current point is done."""
+    def ledger(self, point: Point, engine: EngineDescription) -> LedgerSink | None:
+        """Where the point's iterations go as they happen."""
+        return None
 
     def on_timing(self, timing: ContinuousTiming) -> None:
         """A point is done and its text agrees with the first one's."""
@@ -38,13 +40,14 @@ def sweep_pool_sizes(
     make_engine: EngineFactory,
     *,
     clock: Clock = time.perf_counter,
+    pacing: Pacing | None = None,
     observer: SweepObserver | None = None,
 ) -> list[ContinuousTiming]:
     """Run `requests` once per point: a pool size in blocks, or a Point that changes more of the engine.
 
-    Returns one ContinuousTiming per point, in their order. Raises TextsDiffer, and
-    returns nothing, if any request's token ids differ between two points; UsageError or
-    RequestRefused before the first run if a point or a request is impossible.
+    pacing: what arrivals are counted in. Returns one ContinuousTiming per point, in their order. Raises TextsDiffer,
+    and returns nothing, if any request's token ids differ between two points; UsageError or RequestRefused before the
+    first run if a point or a request is impossible.
     """
     observer, listed = observer or SweepObserver(), _as_points(points)
     check_sweep(requests, listed, make_engine)
@@ -55,7 +58,13 @@ def sweep_pool_sizes(
         engine = make_engine(point.pool_blocks, **dict(point.choices))
         try:
             timing = run_workload(
-                engine, requests, clock=clock, on_iteration=observer.on_iteration, choices=point.choices
+                engine,
+                requests,
+                clock=clock,
+                pacing=pacing,
+                observer=observer,
+                sink=observer.ledger(point, engine.describe()),
+                choices=point.choices,
             )
         finally:
             engine.close()
@@ -100,7 +109,7 @@ def _check_pools(requests: Sequence[RequestSpec], smallest: Point, largest: int,
     engine = make_engine(smallest.pool_blocks, **choices)
     try:
         for request in requests:
-            engine.submit(request)
+            engine.check(request)
     finally:
         engine.close()
 

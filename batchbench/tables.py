@@ -1,77 +1,64 @@
-"""A timing as typed Arrow tables, in the columns of schema.py."""
+"""A finished run as typed Arrow tables: its point, its requests, its service figures, its texts."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from batchbench.clocks import NS
+from batchbench.ledger import rows_table
 from batchbench.predict import floor_iterations
-from batchbench.protocol import Admission, Eviction, Prefill
-from batchbench.schema import TABLES, arrow_schema
-from batchbench.timing import ContinuousTiming, mean, reference_timing, total
+from batchbench.protocol import EngineDescription, Point
+from batchbench.service import PERCENTILES, Parts, Service, Slo, percentiles
+from batchbench.timing import ContinuousTiming, mean
 
-Row = dict[str, Any]
+Columns = dict[str, Any]
 _CHOSEN = ("slots", "block_size", "watermark_blocks", "rules", "victim", "admission", "admission_gate", "token_budget",
            "reclaim", "swap_blocks", "prefix_cache", "batching")  # fmt: skip
-Admitted = dict[str, list[tuple[int, Admission]]]  # request id -> its admissions and their iterations
+_PARTS = ("queued", "returning", "rebuilding", "decoding")
 
 
-def arrow_tables(timings: Sequence[ContinuousTiming], *, first: int = 0, paired: bool = True) -> dict[str, pa.Table]:
-    """Every table over these points of a sweep, the first of them its `first`.
+def point_key(place: int, point: Point, engine: EngineDescription) -> Columns:
+    """The columns that lead every table."""
+    return {
+        "point": place,
+        "pool_blocks": engine.pool_blocks,
+        "choices": point.label,
+        "numerics": engine.numerics,
+    }
 
-    paired: compare latencies with those of the reference pool among them; else those columns are null.
+
+def point_tables(
+    place: int, timing: ContinuousTiming, reference: ContinuousTiming | None, slo: Slo
+) -> dict[str, pa.Table]:
+    """The tables that a finished run gives, beside those of its ledger.
+
+    reference: what latencies are paired with; None leaves those columns null.
     """
-    rows: dict[str, list[Row]] = {name: [] for name in TABLES}
-    for point, timing in enumerate(timings, first):
-        reference = reference_timing(timings, timing) if paired else None
-        key = {
-            "point": point,
-            "pool_blocks": timing.pool_blocks,
-            "choices": timing.point.label,
-            "numerics": timing.engine.numerics,
-        }
-        for name, found in _rows(timing, reference).items():
-            rows[name] += (key | row for row in found)
-    # from_pandas turns not-a-number into null: a missing control group is missing, not a value.
-    return {
-        name: pa.table(
-            [
-                pa.array([row[field.name] for row in rows[name]], type=field.type, from_pandas=True)
-                for field in arrow_schema(name)
-            ],
-            schema=arrow_schema(name),
-        )
-        for name in TABLES
+    key, service = point_key(place, timing.point, timing.engine), Service(timing)
+    paired = None if reference is None else Service(reference)
+    columns = {
+        "pools": {name: [value] for name, value in _pool(timing, service, reference, paired, slo).items()},
+        "requests": _requests(timing, service, paired, slo),
+        "service": _transposed("service", _service_rows(service)),
+        "texts": _texts(timing),
     }
+    return {name: rows_table(name, key, found) for name, found in columns.items()}
 
 
-def _rows(timing: ContinuousTiming, reference: ContinuousTiming | None) -> dict[str, Iterable[Row]]:
-    admitted = _admissions_of(timing)
-    return {
-        "pools": [_pool_row(timing, reference)],
-        "requests": _request_rows(timing, reference, admitted),
-        "iterations": _iteration_rows(timing),
-        "admissions": _admission_rows(timing),
-        "prefills": _prefill_rows(timing),
-        "evictions": _eviction_rows(timing, admitted),
-        "texts": (
-            {"request_id": request.request_id, **dataclasses.asdict(timing.texts[request.request_id])}
-            for request in timing.requests
-            if timing.engine.computes_text
-        ),
-    }
-
-
-def _pool_row(t: ContinuousTiming, reference: ContinuousTiming | None) -> Row:
+def _pool(
+    t: ContinuousTiming, service: Service, reference: ContinuousTiming | None, paired: Service | None, slo: Slo
+) -> Columns:
     return {
         "pool_bytes": t.engine.pool_bytes,
         **{name: getattr(t.engine, name) for name in _CHOSEN},
+        "clock": t.clock,
         "requests": len(t.requests),
-        "iterations": sum(r.outcome.issued_tokens > 0 for r in t.iterations),
+        "iterations": t.busy_iterations,
         "floor_iterations": floor_iterations(
             t.requests, t.engine.slots, t.engine.block_size, t.pool_blocks, shared=bool(t.engine.prefix_cache)
         ),
@@ -105,121 +92,145 @@ def _pool_row(t: ContinuousTiming, reference: ContinuousTiming | None) -> Row:
         "preemption_latency_penalty_s": t.preemption_latency_penalty_s,
         "paired_latency_penalty": None if reference is None else t.paired_latency_penalty(reference),
         "reference_pool_blocks": None if reference is None else reference.pool_blocks,
+        **_fairness(t, service, paired),
+        "mean_used_blocks": t.mean_used_blocks,
+        "peak_used_blocks": t.peak_used_blocks,
+        "fragmentation": t.fragmentation,
+        **_throughput(t, service, slo),
         "engine_s": t.engine_s,
         "wall_s": t.wall_s,
         "text_digest": t.text_digest,
     }
 
 
-def _request_rows(t: ContinuousTiming, reference: ContinuousTiming | None, admitted: Admitted) -> Iterable[Row]:
-    ratios = {} if reference is None else t.paired_latency_ratios(reference)
-    prefilled = _prefills_of(t)
-    for request in t.requests:
-        rid = request.request_id
-        evicted_at = t.preempted_at.get(rid, ())
-        stays = admitted.get(rid, [])
-        row = {
-            "request_id": rid,
-            "prompt_tokens": request.prompt_tokens,
-            "output_tokens": request.output_tokens,
-            "arrival_iteration": request.arrival,
-            "finished_iteration": t.finished_at[rid],
-            "latency_iterations": t.latencies[rid],
-            "latency_s": t.latencies_s[rid],
-            "queued_iterations": None,
-            "evicted_iterations": None,
-            "preemptions": None if t.preemptions is None else len(evicted_at),
-            "recomputed_tokens": None,
-            "rebuilt_tokens": None,
-            "recovered_tokens": None,
-            "swapped_tokens": None,
-            "paired_latency_ratio": ratios.get(rid),
-        }
-        if t.preemptions is not None and len(stays) == len(evicted_at) + 1:
-            resumes = stays[1:]
-            row["queued_iterations"] = stays[0][0] - request.arrival
-            row["evicted_iterations"] = sum(at for at, _ in resumes) - sum(evicted_at)
-            row["recovered_tokens"] = total(admission.recovered_tokens for _, admission in resumes)
-            row["swapped_tokens"] = total(admission.swapped_tokens for _, admission in resumes)
-            own = None if prefilled is None else prefilled.get(rid, [])
-            row["recomputed_tokens"] = None if own is None else sum(p.positions for _, p in own if p.resumed)
-            row["rebuilt_tokens"] = None if own is None else sum(p.rebuilt_tokens for _, p in own)
-        yield row
+def _fairness(t: ContinuousTiming, service: Service, paired: Service | None) -> Columns:
+    """What the victims lost against the reference pool, and how evictions spread over requests."""
+    found: Columns = dict.fromkeys(f"victims_{part}_iterations" for part in ("extra", *_PARTS))
+    found["worst_paired_latency_ratio"] = None if paired is None else float(np.max(service.latency / paired.latency))
+    evictions = np.bincount(np.asarray(t.record.evictions.request, dtype=np.int64), minlength=len(t.requests))
+    victims = evictions > 0
+    if paired is not None and service.parts is not None and paired.parts is not None and victims.any():
+        found["victims_extra_iterations"] = _mean(service.latency - paired.latency, victims)
+        for part in _PARTS:
+            added = getattr(service.parts, part) - getattr(paired.parts, part)
+            found[f"victims_{part}_iterations"] = _mean(added, victims)
+    reported = t.preemptions is not None
+    return found | {
+        "share_preempted": victims.mean() if reported else None,
+        "preemptions_per_victim": _mean(evictions, victims) if reported and victims.any() else None,
+        "most_preemptions": evictions.max() if reported else None,
+    }
 
 
-def _iteration_rows(t: ContinuousTiming) -> Iterable[Row]:
-    for record in t.iterations:
-        outcome = record.outcome
-        yield {
-            "iteration": record.iteration,
-            "issued_tokens": outcome.issued_tokens,
-            "collected_tokens": outcome.collected_tokens,
-            "forward_tokens": outcome.forward_tokens,
-            "padded_tokens": outcome.padded_tokens,
-            "prefill_rows": outcome.prefill_rows,
-            "recomputed_tokens": outcome.recomputed_tokens,
-            "rebuilt_tokens": outcome.rebuilt_tokens,
-            "swapped_out_tokens": outcome.swapped_out_tokens,
-            "swapped_in_tokens": outcome.swapped_in_tokens,
-            "preemptions": None if outcome.preempted is None else len(outcome.preempted),
-            "finished": len(outcome.finished),
-            "running": outcome.running,
-            "waiting": outcome.waiting,
-            "free_blocks": outcome.free_blocks,
-            "step_s": record.step_s,
-        }
+def _mean(values: Any, chosen: Any) -> float:
+    """Exactly rounded: a sum of integers over their number."""
+    return int(values[chosen].sum()) / int(chosen.sum())
 
 
-def _admission_rows(t: ContinuousTiming) -> Iterable[Row]:
-    for record in t.iterations:
-        for admission in record.outcome.admissions or ():
-            yield {"iteration": record.iteration, **dataclasses.asdict(admission)}
+def _throughput(t: ContinuousTiming, service: Service, slo: Slo) -> Columns:
+    duration = None
+    if t.timed:
+        duration = (int(service.end_ns(service.finished).max()) - int(service.arrival_ns.min())) / NS
+    kept = None if slo == Slo() else service.within(slo)
+    good = None if kept is None else int(kept.sum())
+    return {
+        "collected_per_iteration": t.collected_tokens / t.busy_iterations,
+        "forward_per_iteration": t.forward_tokens / t.busy_iterations,
+        "duration_s": duration,
+        "collected_per_s": t.collected_tokens / duration if duration else None,
+        "forward_per_s": t.forward_tokens / duration if duration else None,
+        "goodput_requests": good,
+        "goodput_fraction": None if good is None else good / len(t.requests),
+        "goodput_per_s": good / duration if good is not None and duration else None,
+    }
 
 
-def _prefill_rows(t: ContinuousTiming) -> Iterable[Row]:
-    for record in t.iterations:
-        for prefill in record.outcome.prefills or ():
-            yield {"iteration": record.iteration, **dataclasses.asdict(prefill)}
+def _requests(t: ContinuousTiming, service: Service, paired: Service | None, slo: Slo) -> Columns:
+    count, record = len(t.requests), t.record
+    unknown = [None] * count
+    evictions = np.bincount(np.asarray(record.evictions.request, dtype=np.int64), minlength=count)
+    told = t.preemptions is not None and service.admitted is not None  # resumes are told from first admissions
+    prefilled = told and "prefills" not in record.unsaid
+    kept = None if slo == Slo() else service.within(slo)
+    columns = {
+        "request_id": [request.request_id for request in t.requests],
+        "prompt_tokens": [request.prompt_tokens for request in t.requests],
+        "output_tokens": service.outputs,
+        "arrival_iteration": service.arrived,
+        "arrival_s": service.arrival_ns / NS if t.timed else None,
+        "finished_iteration": service.finished,
+        "latency_iterations": service.latency,
+        "latency_s": service.latency_s,
+        "ttft_iterations": service.ttft,
+        "ttft_s": service.ttft_s,
+        "tpot_iterations": service.tpot,
+        "tpot_s": service.tpot_s,
+        "queued_iterations": service.queued if told else None,
+        "queued_s": service.queued_s if told else None,
+        **_part_columns(service),
+        "meets_slo": kept,
+        "preemptions": evictions if t.preemptions is not None else None,
+        "recomputed_tokens": record.recomputed if prefilled else None,
+        "rebuilt_tokens": record.rebuilt if prefilled else None,
+        "recovered_tokens": _known(record.recovered) if told else None,
+        "swapped_tokens": _known(record.swapped) if told else None,
+        "paired_latency_ratio": None if paired is None else service.latency / paired.latency,
+    }
+    return {name: unknown if values is None else values for name, values in columns.items()}
 
 
-def _eviction_rows(t: ContinuousTiming, admitted: Admitted) -> Iterable[Row]:
-    nth: dict[str, int] = {}
-    prefilled = _prefills_of(t)
-    for record in t.iterations:
-        details = record.outcome.evictions or [Eviction(rid) for rid in record.outcome.preempted or ()]
-        for eviction in details:
-            rid = eviction.request_id
-            nth[rid] = nth.get(rid, 0) + 1
-            row = {"iteration": record.iteration, **dataclasses.asdict(eviction)}
-            row |= dict.fromkeys(("resumed_iteration", "rebuilt_tokens", "recovered_tokens", "swapped_tokens"))
-            if len(admitted.get(rid, ())) > nth[rid]:  # the first admission is followed by one resume per eviction
-                row["resumed_iteration"], resume = admitted[rid][nth[rid]]
-                row["recovered_tokens"], row["swapped_tokens"] = resume.recovered_tokens, resume.swapped_tokens
-                if prefilled is not None:
-                    evictions = t.preempted_at[rid]
-                    until = evictions[nth[rid]] if len(evictions) > nth[rid] else math.inf
-                    own = prefilled.get(rid, [])
-                    row["rebuilt_tokens"] = sum(p.rebuilt_tokens for at, p in own if record.iteration <= at < until)
-            yield row
+def _part_columns(service: Service) -> Columns:
+    """What the latency is made of, in iterations and in seconds; `queued` is known even where the others are not."""
+    empty = Parts(*[None] * 4)  # type: ignore[arg-type]  # every column null
+    in_iterations, in_ns = service.parts or empty, service.parts_ns or empty
+    return {f"{part}_iterations": getattr(in_iterations, part) for part in _PARTS[1:]} | {
+        f"{part}_s": None if getattr(in_ns, part) is None else getattr(in_ns, part) / NS for part in _PARTS[1:]
+    }
 
 
-def _admissions_of(t: ContinuousTiming) -> Admitted:
-    """Every request's admissions; empty where the engine does not report them."""
-    admitted: Admitted = {}
-    for record in t.iterations:
-        if record.outcome.admissions is None:
-            return {}
-        for admission in record.outcome.admissions:
-            admitted.setdefault(admission.request_id, []).append((record.iteration, admission))
-    return admitted
+def _known(sums: Iterable[int]) -> list[int | None]:
+    return [None if value < 0 else value for value in sums]
 
 
-def _prefills_of(t: ContinuousTiming) -> dict[str, list[tuple[int, Prefill]]] | None:
-    """Every request's prefill rows and their iterations; None where the engine does not report them."""
-    found: dict[str, list[tuple[int, Prefill]]] = {}
-    for record in t.iterations:
-        if record.outcome.prefills is None:
-            return None
-        for prefill in record.outcome.prefills:
-            found.setdefault(prefill.request_id, []).append((record.iteration, prefill))
-    return found
+def _service_rows(service: Service) -> list[Columns]:
+    rows = []
+    for metric, unit, values in (
+        ("ttft", "iterations", service.ttft),
+        ("tpot", "iterations", service.tpot),
+        ("e2e", "iterations", service.latency),
+        ("queue", "iterations", service.queued),
+        ("ttft", "s", service.ttft_s),
+        ("tpot", "s", service.tpot_s),
+        ("e2e", "s", service.latency_s),
+        ("queue", "s", service.queued_s),
+    ):
+        if values is not None:
+            rows.append(_service_row(metric, unit, values, None))
+    for unit, gaps in (("iterations", service.gaps), ("s", service.gaps_s)):
+        if gaps is not None:
+            rows.append(_service_row("itl", unit, *gaps))
+    return rows
+
+
+def _service_row(metric: str, unit: str, values: Any, counts: Any) -> Columns:
+    counts = np.ones(len(values), dtype=np.int64) if counts is None else counts
+    known = ~np.isnan(values.astype(np.float64)) & (counts > 0)
+    values, counts = values[known], counts[known]
+    total = int(counts.sum())
+    average = math.fsum((values * counts).tolist()) / total if total else math.nan
+    shares = zip((f"p{share}" for share in PERCENTILES), percentiles(values, counts), strict=True)
+    return {"metric": metric, "unit": unit, "count": total, "mean": average, **dict(shares),
+            "max": float(values.max()) if total else math.nan}  # fmt: skip
+
+
+def _transposed(name: str, rows: list[Columns]) -> Columns:
+    return {column: [row[column] for row in rows] for column in rows[0]}
+
+
+def _texts(t: ContinuousTiming) -> Columns:
+    texts = [t.texts[request.request_id] for request in t.requests] if t.engine.computes_text else []
+    return {
+        "request_id": [request.request_id for request in t.requests] if texts else [],
+        "token_ids": [text.token_ids for text in texts],
+        "logit_gaps": [text.logit_gaps for text in texts],
+    }

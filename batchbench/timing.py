@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from operator import sub
 from statistics import median
 from typing import Any
 
-from batchbench.errors import OutcomeRefused
-from batchbench.protocol import EngineDescription, IterationOutcome, Point, RequestSpec, Text
+from batchbench.clocks import NS, ClockName
+from batchbench.protocol import Choices, EngineDescription, Point, RequestSpec, Text
+from batchbench.recorder import Recorder
 
 _OF_VICTIMS = ("victim", "reclaim", "swap_blocks")
 REPETITION_WINDOW = 64  # tokens before a token in which its repetition counts
@@ -20,35 +22,22 @@ REPETITION_TEXT = 32  # tokens that a text must have for its repetition to say a
 DEGENERATE_REPETITION = 0.75  # above: fewer than 16 distinct tokens of 64
 
 
-@dataclass(frozen=True, slots=True)
-class IterationRecord:
-    """An outcome, where it lies on the iteration clock, and the seconds spent inside the engine."""
-
-    iteration: int
-    outcome: IterationOutcome
-    step_s: float
-
-
 @dataclass(frozen=True)
 class ContinuousTiming:
-    """Raw record of a run, and the metrics as pure functions of it (docs/metrics.md).
+    """What a run left behind, and the metrics as pure functions of it (docs/metrics.md).
 
-    Latencies in iterations are deterministic. Latencies in seconds count the time inside the
-    engine only: what the harness does between two iterations is nobody's latency.
-    Raises OutcomeRefused if the iterations contradict each other.
+    Latencies in iterations are deterministic. Latencies in seconds are None for a schedule on the clock of iterations,
+    which takes no time worth telling. On that clock seconds count the time inside the engine only: what the harness
+    does between two iterations is nobody's latency.
     """
 
     engine: EngineDescription
     requests: tuple[RequestSpec, ...]
-    iterations: tuple[IterationRecord, ...]
-    texts: Mapping[str, Text]
+    record: Recorder
+    texts: Mapping[str, Text]  # empty if the engine computes none
     wall_s: float  # first submission to last token, the harness's own work included
-    choices: tuple[tuple[str, Any], ...] = ()  # what the point of a sweep changed of the engine
-
-    def __post_init__(self) -> None:
-        check = SequenceCheck(self.requests)
-        for record in self.iterations:
-            check.add(record.iteration, record.outcome)
+    choices: Choices = ()  # what the point of a sweep changed of the engine
+    clock: ClockName = "iterations"
 
     # ---- counts -------------------------------------------------------------------------
 
@@ -60,105 +49,122 @@ class ContinuousTiming:
     def point(self) -> Point:
         return Point(self.pool_blocks, self.choices)
 
-    @cached_property
+    @property
     def issued_tokens(self) -> int:
         """Rows forwarded."""
-        return sum(r.outcome.issued_tokens for r in self.iterations)
+        return self.record.issued
 
-    @cached_property
+    @property
     def collected_tokens(self) -> int:
         """Tokens that requests kept."""
-        return sum(r.outcome.collected_tokens for r in self.iterations)
+        return self.record.collected
 
-    @cached_property
+    @property
     def forward_tokens(self) -> int:
         """Positions computed, padding left out; an iteration that does not report it counts one per row."""
-        return sum(r.outcome.positions for r in self.iterations)
+        return self.record.positions
 
-    @cached_property
+    @property
+    def busy_iterations(self) -> int:
+        """Iterations that forwarded a row."""
+        return self.record.busy
+
+    @property
     def recomputed_tokens(self) -> int | None:
         """Positions of resumed rows: the whole context that a resumed request was forwarded with."""
-        return self._recompute_counter("recomputed_tokens")
+        return self.record.total("recomputed_tokens")
 
-    @cached_property
+    @property
     def rebuilt_tokens(self) -> int | None:
         """Positions whose K/V had been computed before."""
-        return self._recompute_counter("rebuilt_tokens")
+        return self.record.total("rebuilt_tokens")
 
-    @cached_property
+    @property
     def padded_tokens(self) -> int | None:
         """Batch rows that carried no position."""
-        return total(r.outcome.padded_tokens for r in self.iterations)
+        return self.record.total("padded_tokens")
 
-    @cached_property
+    @property
     def prefill_rows(self) -> int | None:
         """Rows that computed a prompt or a resumed context."""
-        return total(r.outcome.prefill_rows for r in self.iterations)
+        return self.record.total("prefill_rows")
 
-    @cached_property
+    @property
     def recovered_tokens(self) -> int | None:
         """Positions that resumes found in the prefix cache instead of computing them again."""
-        return total(r.outcome.recovered_tokens for r in self.iterations)
+        return self.record.total("recovered_tokens")
 
-    @cached_property
+    @property
     def shared_tokens(self) -> int | None:
         """Positions that requests found in the prefix cache because others had computed them."""
-        return total(r.outcome.shared_tokens for r in self.iterations)
+        return self.record.total("shared_tokens")
 
-    @cached_property
+    @property
     def swapped_tokens(self) -> int | None:
         """Positions whose K/V was copied to the swap pool."""
-        return total(r.outcome.swapped_out_tokens for r in self.iterations)
+        return self.record.total("swapped_out_tokens")
 
-    @cached_property
+    @property
     def swapped_bytes(self) -> int | None:
         """Bytes copied to the swap pool and back, in whole blocks."""
-        moved = 0
-        for outcome in (r.outcome for r in self.iterations):
-            if outcome.evictions is None or outcome.admissions is None or self.engine.kv_bytes_per_token is None:
-                return None
-            tokens = [e.cached_tokens for e in outcome.evictions if e.reclaim == "swap"]
-            tokens += [a.swapped_tokens for a in outcome.admissions]
-            if None in tokens:
-                return None
-            moved += sum(-(-count // self.engine.block_size) for count in tokens if count)
-        return moved * self.engine.block_size * (self.engine.kv_bytes_per_token or 0)
+        blocks, per_token = self.record.total("swapped_blocks"), self.engine.kv_bytes_per_token
+        return None if blocks is None or per_token is None else blocks * self.engine.block_size * per_token
 
     @property
     def copy_s(self) -> float | None:
         """Seconds inside the engine that the swap pool's copies took."""
-        seconds = [r.outcome.copy_s for r in self.iterations]
-        return None if None in seconds else math.fsum(s for s in seconds if s is not None)
+        return None if self.record.copy_s is None else math.fsum(self.record.copy_s)
 
     @cached_property
     def preempted_at(self) -> dict[str, tuple[int, ...]]:
         """Request id -> the iterations it was evicted in. Only requests that were."""
-        at: dict[str, list[int]] = {}
-        for record in self.iterations:
-            for request_id in record.outcome.preempted or ():
-                at.setdefault(request_id, []).append(record.iteration)
-        return {request_id: tuple(iterations) for request_id, iterations in at.items()}
+        at: dict[int, list[int]] = {}
+        for place, iteration in zip(self.record.evictions.request, self.record.evictions.iteration, strict=True):
+            at.setdefault(place, []).append(iteration)
+        return {self.requests[place].request_id: tuple(iterations) for place, iterations in at.items()}
 
-    @cached_property
+    @property
     def preemptions(self) -> int | None:
         """Evictions, or None where the engine does not report them."""
-        return total(None if r.outcome.preempted is None else len(r.outcome.preempted) for r in self.iterations)
+        return self.record.total("preemptions")
 
-    @cached_property
+    @property
     def requests_preempted(self) -> int | None:
         """Requests evicted at least once."""
         return None if self.preemptions is None else len(self.preempted_at)
 
-    @cached_property
+    @property
     def thrashes(self) -> int | None:
         """Evictions of a request that had not yet filled the block that its last admission bought."""
-        if not self.preemptions:
-            return self.preemptions
-        return total(
-            None if r.outcome.evictions is None else total(e.thrash for e in r.outcome.evictions)
-            for r in self.iterations
-            if r.outcome.preempted
-        )
+        return self.record.total("thrashes")
+
+    # ---- the pool -----------------------------------------------------------------------
+
+    @property
+    def mean_used_blocks(self) -> float:
+        """Blocks in use after an iteration, on average; not a number where the engine does not report it."""
+        record = self.record
+        if "free_blocks" in record.unsaid or not record.free_samples:
+            return math.nan
+        return self.pool_blocks - record.free_sum / record.free_samples
+
+    @property
+    def peak_used_blocks(self) -> int | None:
+        """Most blocks in use after an iteration."""
+        least = self.record.least_free
+        return None if "free_blocks" in self.record.unsaid or least is None else self.pool_blocks - least
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of the positions of blocks in use that held nothing, over all iterations; not a number if unreported.
+
+        Of requests that run: what waits for reuse in a prefix cache is not in use.
+        """
+        record = self.record
+        used = self.pool_blocks * record.free_samples - record.free_sum
+        if "free_blocks" in record.unsaid or "unused_tokens" in record.unsaid or not used:
+            return math.nan
+        return record.unused_sum / (used * self.engine.block_size)
 
     # ---- ratios -------------------------------------------------------------------------
 
@@ -170,7 +176,7 @@ class ContinuousTiming:
     @property
     def occupancy(self) -> float:
         """issued_tokens / (slots x iterations that forwarded a row); not a number if none did."""
-        busy = sum(r.outcome.issued_tokens > 0 for r in self.iterations)
+        busy = self.busy_iterations
         return self.issued_tokens / (self.engine.slots * busy) if busy else math.nan
 
     @property
@@ -204,28 +210,33 @@ class ContinuousTiming:
 
     @cached_property
     def finished_at(self) -> dict[str, int]:
-        """Request id -> the iteration of its last token."""
-        return {rid: r.iteration for r in self.iterations for rid in r.outcome.finished}
+        """Request id -> the iteration of its last token, in submission order."""
+        return {r.request_id: at for r, at in zip(self.requests, self.record.finished, strict=True)}
 
     @cached_property
     def latencies(self) -> dict[str, int]:
-        """Finished request id -> iterations from its arrival to its last token, both included."""
-        arrived = {request.request_id: request.arrival for request in self.requests}
-        return {rid: at - arrived[rid] + 1 for rid, at in self.finished_at.items()}
+        """Request id -> iterations from its arrival to its last token, both included."""
+        record = self.record
+        times = zip(self.requests, record.arrived, record.finished, strict=True)
+        return {r.request_id: end - start + 1 for r, start, end in times}
 
     @cached_property
     def latencies_s(self) -> dict[str, float]:
-        """Finished request id -> seconds inside the engine over the same iterations."""
-        before = dict(
-            zip(
-                (r.iteration for r in self.iterations),
-                accumulate((r.step_s for r in self.iterations), initial=0.0),
-                strict=False,  # `before` has one more: the end
-            )
-        )
-        step_s = {r.iteration: r.step_s for r in self.iterations}
-        arrived = {request.request_id: request.arrival for request in self.requests}
-        return {rid: before[at] + step_s[at] - before[arrived[rid]] for rid, at in self.finished_at.items()}
+        """Request id -> seconds from its arrival to its last token; empty if no time was taken."""
+        if not self.timed:
+            return {}
+        end_ns = self.end_ns_of(self.record.finished)
+        times = zip(self.requests, self.record.arrival_ns, end_ns, strict=True)
+        return {r.request_id: (end - start) / NS for r, start, end in times}
+
+    @property
+    def timed(self) -> bool:
+        """Whether iterations have times."""
+        return bool(self.record.end_ns)
+
+    def end_ns_of(self, iterations: Sequence[int]) -> list[int]:
+        """When these iterations ended, on the run's time."""
+        return [self.record.end_ns[bisect_left(self.record.iterations, iteration)] for iteration in iterations]
 
     @property
     def preempted_latencies(self) -> tuple[int, ...]:
@@ -261,7 +272,9 @@ class ContinuousTiming:
 
     @property
     def preemption_latency_penalty_s(self) -> float:
-        """As preemption_latency_penalty, in measured seconds."""
+        """As preemption_latency_penalty, in seconds; not a number if no time was taken."""
+        if not self.timed:
+            return math.nan
         return self._penalty(self.preempted_latencies_s, self.straight_through_latencies_s)
 
     def paired_latency_ratios(self, reference: ContinuousTiming) -> dict[str, float]:
@@ -281,9 +294,10 @@ class ContinuousTiming:
     # ---- text and time ------------------------------------------------------------------
 
     @property
-    def engine_s(self) -> float:
-        """Seconds spent inside the engine's iterations."""
-        return math.fsum(r.step_s for r in self.iterations)
+    def engine_s(self) -> float | None:
+        """Seconds that the iterations took, as the clock has it; None if no time was taken."""
+        record = self.record
+        return sum(map(sub, record.end_ns, record.start_ns)) / NS if self.timed else None
 
     @cached_property
     def text_digest(self) -> str | None:
@@ -305,17 +319,6 @@ class ContinuousTiming:
         long = [ids for text in self.texts.values() if len(ids := text.token_ids) >= REPETITION_TEXT]
         return median(map(repetition, long)) if long else None
 
-    def _recompute_counter(self, name: str) -> int | None:
-        """Sum a counter. Before the first eviction nothing can have been recomputed, reported or not."""
-        counted, evicted = 0, False
-        for record in self.iterations:
-            evicted = evicted or record.outcome.preempted is None or bool(record.outcome.preempted)
-            value = getattr(record.outcome, name)
-            if value is None and evicted:
-                return None
-            counted += value or 0
-        return counted
-
     def _penalty(self, victims: Sequence[float], control: Sequence[float]) -> float:
         if self.preemptions is None:
             return math.nan
@@ -336,50 +339,6 @@ def reference_timing(timings: Sequence[ContinuousTiming], of: ContinuousTiming) 
     return largest if largest is not None and largest.pool_blocks >= of.pool_blocks else None
 
 
-class SequenceCheck:
-    """Refuses, with OutcomeRefused, an iteration that cannot follow those before it."""
-
-    def __init__(self, requests: Iterable[RequestSpec]) -> None:
-        self._arrival = {request.request_id: request.arrival for request in requests}
-        self._finished: set[str] = set()
-        self._running: set[str] | None = set()  # None once an iteration does not report admissions
-
-    def add(self, iteration: int, outcome: IterationOutcome) -> None:
-        """Evictions come first in an iteration, then admissions, then last tokens."""
-
-        def refuse(request_id: str, why: str) -> OutcomeRefused:
-            return OutcomeRefused(f"iteration {iteration}: {request_id!r} {why}")
-
-        evicted, admissions = outcome.preempted or (), outcome.admissions
-        self._running = None if admissions is None else self._running
-        admitted = tuple(admission.request_id for admission in admissions or ())
-        for request_id in (*evicted, *admitted, *outcome.finished):
-            if request_id not in self._arrival:
-                raise refuse(request_id, "was never submitted")
-            if iteration < self._arrival[request_id]:
-                raise refuse(request_id, f"is ahead of its arrival in iteration {self._arrival[request_id]}")
-        for request_id in evicted:
-            if request_id in self._finished:
-                raise refuse(request_id, "is evicted after it finished")
-            if self._running is not None and request_id not in self._running:
-                raise refuse(request_id, "is evicted, but was not running")
-        if self._running is not None:
-            self._running.difference_update(evicted)
-        for request_id in admitted:
-            if self._running is not None and request_id in self._running:
-                raise refuse(request_id, "is admitted, but was running")
-            if self._running is not None:
-                self._running.add(request_id)
-        for request_id in outcome.finished:
-            if request_id in self._finished:
-                raise refuse(request_id, "finishes twice")
-            if self._running is not None and request_id not in self._running:
-                raise refuse(request_id, "finishes, but was not running")
-            self._finished.add(request_id)
-        if self._running is not None:
-            self._running.difference_update(outcome.finished)
-
-
 def repetition(token_ids: Sequence[int]) -> float:
     """Share of a text's tokens that occur among the 64 before them (rep/l of Welleck et al., 2020, with l = 64).
 
@@ -392,12 +351,6 @@ def repetition(token_ids: Sequence[int]) -> float:
         repeated += token in seen_at and place - seen_at[token] <= REPETITION_WINDOW
         seen_at[token] = place
     return repeated / len(token_ids)
-
-
-def total(values: Iterable[int | None]) -> int | None:
-    """Sum, or None if any is unreported."""
-    listed = list(values)
-    return None if None in listed else sum(v for v in listed if v is not None)
 
 
 def _ratio(part: int | None, whole: int) -> float:

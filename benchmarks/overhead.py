@@ -14,10 +14,21 @@ from typing import Any
 
 from torch import Tensor
 
-from batchbench import BenchEngine, build_requests, engine_factory, load_scenario, sweep_pool_sizes
+from batchbench import (
+    BenchEngine,
+    ContinuousTiming,
+    EngineDescription,
+    SweepObserver,
+    build_requests,
+    engine_factory,
+    load_scenario,
+    sweep_pool_sizes,
+)
 from batchbench.demand import resolve_points
 from batchbench.driver import run_workload
 from batchbench.plots import draw_all
+from batchbench.protocol import Point
+from batchbench.recorder import LedgerSink
 from batchbench.results import ResultWriter, load_result
 from batchbench.scenario import EngineSettings, Workload
 from benchmarks.promise import SMOLLM2
@@ -77,10 +88,8 @@ def shares_of_a_sweep() -> dict[str, float]:
             start = time.perf_counter()
             writer = ResultWriter(Path(folder) / "result")
             writer.open()
-            timings = sweep_pool_sizes(requests, points, timed_engine)
+            timings = sweep_pool_sizes(requests, points, timed_engine, observer=_Saving(writer))
             swept = time.perf_counter()
-            for timing in timings:
-                writer.save_point(timing)
             writer.join(timings, {"scenario": {"name": "day34"}, "engine": {"slots": scenario.engine.slots}})
             saved = time.perf_counter()
             draw_all(load_result(Path(folder) / "result"), Path(folder) / "figures")
@@ -88,13 +97,26 @@ def shares_of_a_sweep() -> dict[str, float]:
         for part, seconds in {
             "whole": drawn - start,
             "forward": forward_s,
-            "engine": sum(timing.engine_s for timing in timings),
+            "engine": sum(timing.engine_s or 0 for timing in timings),
             "run": swept - start,
             "tables": saved - swept,
             "figures": drawn - saved,
         }.items():
             spent[part].append(seconds)
     return {part: statistics.median(values) for part, values in spent.items()}
+
+
+class _Saving(SweepObserver):
+    """Writes a sweep as the command line does."""
+
+    def __init__(self, writer: ResultWriter) -> None:
+        self._writer = writer
+
+    def ledger(self, point: Point, engine: EngineDescription) -> LedgerSink:
+        return self._writer.open_point(point, engine)
+
+    def on_timing(self, timing: ContinuousTiming) -> None:
+        self._writer.save_point(timing)
 
 
 class TimedDecoder:
@@ -130,6 +152,7 @@ def shares_at_32_rows() -> dict[str, float]:
         runner.model = timed = TimedDecoder(runner.model)
         timing = run_workload(adapter, requests)
         shares["decoder"].append(timed.seconds / timing.wall_s)
+        assert timing.engine_s is not None
         shares["engine"].append((timing.engine_s - timed.seconds) / timing.wall_s)
         shares["harness"].append(1 - timing.engine_s / timing.wall_s)
     return {part: statistics.median(values) for part, values in shares.items()}
@@ -146,7 +169,7 @@ def main() -> None:
     print(f"  forward and sampling                  {s['forward'] / s['run']:6.1%}")
     print(f"  scheduler and books                   {(s['engine'] - s['forward']) / s['run']:6.1%}")
     print(f"  harness: driver, checks, comparison   {(s['run'] - s['engine']) / s['run']:6.1%}")
-    print(f"  then, per sweep: tables {s['tables'] * 1e3:.0f} ms, figures {s['figures'] * 1e3:.0f} ms")
+    print(f"  then, per sweep: joining the tables {s['tables'] * 1e3:.0f} ms, figures {s['figures'] * 1e3:.0f} ms")
     if not SMOLLM2.is_dir():
         print(f"SmolLM2 at 32 rows: {SMOLLM2} is not there; `make model` makes it")
         return

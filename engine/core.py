@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.audit import audit
@@ -126,12 +126,13 @@ class Engine:
         self._failed = False
         return step
 
-    def skip(self, limit: int) -> Quiet | None:
-        """Run up to `limit` iterations at once, as long as all that happens in them is that requests decode.
+    def skip(self, room: Callable[[int], int]) -> Quiet | None:
+        """Run iterations at once, as long as all that happens in them is that requests decode.
 
-        None if something else happens in the next one, or if the runner computes text: then `step`.
+        room: how many iterations of that many rows there may be. None if something else happens in the next one, or if
+        the runner computes text: then `step`.
         """
-        quiet = self.scheduler.skip(limit) if limit > 0 and not self._failed else None
+        quiet = None if self._failed else self.scheduler.skip(room)
         if quiet is not None:
             count, self._idle = len(quiet.free_blocks), 0
             self.issued_tokens += count * quiet.issued

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -54,11 +54,14 @@ class Motions:
 
     `decoding`: how many of the running keep the pace; the others compute prompts. `held`: who lost its turn to decode
     in this iteration. `spent`: finished members of a static batch, which keep slot and blocks until it ends.
-    `unused`: positions that running requests' blocks have room for and do not hold yet.
+    `unused`: positions that running requests' blocks have room for and do not hold yet. `keeps_tokens`: whether there
+    are texts, which a prefix cache compares, and block tables to keep.
     """
 
-    def __init__(self, config: SchedulerConfig, prefers_swap: PrefersSwap | None = None) -> None:
-        self.config = config
+    def __init__(
+        self, config: SchedulerConfig, prefers_swap: PrefersSwap | None = None, *, keeps_tokens: bool = True
+    ) -> None:
+        self.config, self.keeps_tokens = config, keeps_tokens or config.prefix_cache
         self.blocks = BlockPool(config.pool_blocks) if config.prefix_cache else FreeList(config.pool_blocks)
         self.host = FreeList(config.swap_blocks)
         self.slots = FreeList(config.slots)
@@ -67,8 +70,9 @@ class Motions:
         self.held: list[Request] = []
         self.spent: list[Request] = []
         self.pace, self.decoding, self.unused = Pace(), 0, 0
-        self._grow_at: dict[int, list[Request]] = {}  # who outgrows its blocks at which tick of the pace
-        self._end_at: dict[int, list[Request]] = {}  # and who gets its last token at which
+        # Who outgrows its blocks, and who gets its last token, at which tick of the pace.
+        self._grow_at: defaultdict[int, list[Request]] = defaultdict(list)
+        self._end_at: defaultdict[int, list[Request]] = defaultdict(list)
         self._places = 0
         self.draft = Draft()
         self.pick = victim_rule(config.victim_name)
@@ -81,8 +85,9 @@ class Motions:
         request.settled -= self.pace.now
         request.pace = self.pace
         self.decoding += 1
-        self._end_at.setdefault(request.length_limit - request.settled, []).append(request)
-        self._await_growth(request)
+        self._end_at[request.length_limit - request.settled].append(request)
+        if request.capacity < request.length_limit - 1:  # the last token is never fed
+            self._grow_at[request.capacity + 1 - request.settled].append(request)
 
     def leave(self, request: Request) -> None:
         """It decodes no more."""
@@ -100,8 +105,11 @@ class Motions:
 
     def growers(self) -> list[Request]:
         """Who has outgrown its blocks, in running order. Each must grow, give way, or be held."""
-        due = self._grow_at.pop(self.pace.now, None)
-        return [] if due is None else _in_order([r for r in due if self._outgrown(r)])
+        now = self.pace.now
+        due = self._grow_at.pop(now, None)
+        if due is None:
+            return []
+        return _in_order([r for r in due if r.settled + now > r.capacity and r.pace is not STILL])
 
     def ending(self) -> list[Request]:
         """Who got its last token with the last tick, in running order."""
@@ -117,14 +125,15 @@ class Motions:
             not grows or request in self._grow_at.get(request.capacity + 1 - request.settled, ())
         )
 
-    def _outgrown(self, request: Request) -> bool:
-        return request.pace is not STILL and request.num_tokens > request.capacity
-
-    def _await_growth(self, request: Request) -> None:
-        if request.capacity < request.length_limit - 1:  # the last token is never fed
-            self._grow_at.setdefault(request.capacity + 1 - request.settled, []).append(request)
-
     # ---- blocks --------------------------------------------------------------------------
+
+    def grow(self, growers: Sequence[Request]) -> bool:
+        """Give each a block more, if there is one for each."""
+        if len(growers) > len(self.blocks):
+            return False
+        for request in growers:
+            self._allocate(request, 1)
+        return True
 
     def make_room(self, request: Request, stop: int) -> bool:
         """Give a running request the blocks of `stop` positions; evict from it on while short. False: it gave way."""
@@ -261,15 +270,17 @@ class Motions:
 
     def _allocate(self, request: Request, count: int) -> None:
         self._hand_over(request, self.blocks.take(count), shared=False)
-        if request.pace is not STILL:
-            self._await_growth(request)
+        if request.pace is not STILL and request.capacity < request.length_limit - 1:
+            self._grow_at[request.capacity + 1 - request.settled].append(request)
 
     def _hand_over(self, request: Request, blocks: list[int], *, shared: bool) -> None:
-        assert request.slot is not None
-        self.draft.table_updates.append(TableUpdate(request.slot, len(request.blocks), blocks, shared))
-        request.blocks.extend(blocks)
-        request.capacity += len(blocks) * self.config.block_size
-        self.unused += len(blocks) * self.config.block_size
+        if self.keeps_tokens:
+            assert request.slot is not None
+            self.draft.table_updates.append(TableUpdate(request.slot, len(request.blocks), blocks, shared))
+        request.blocks += blocks
+        room = len(blocks) * self.config.block_size
+        request.capacity += room
+        self.unused += room
 
 
 def _in_order(requests: list[Request]) -> list[Request]:

@@ -38,9 +38,11 @@ def _run(m: Motions) -> int:
     if m.decoding > budget:
         m.hold([r for r in m.running if r.pace is not STILL][budget:])
     budget -= m.decoding
-    for request in m.growers():
-        if request.status is Status.RUNNING:  # not evicted by one before it
-            m.make_room(request, request.num_tokens)
+    growers = m.growers()
+    if not m.grow(growers):
+        for request in growers:
+            if request.status is Status.RUNNING:  # not evicted by one before it
+                m.make_room(request, request.num_tokens)
     if len(m.running) > m.decoding and budget:
         for request in m.running:
             if request.pace is STILL and budget:
@@ -81,7 +83,10 @@ def vllm_v1(m: Motions) -> None:
     evicted. The gate is what must fit before a request is admitted: its whole context, or its first chunk.
     """
     budget, extra = m.config.budget, 0  # positions beyond one for each row
-    for request in _undecided(m):
+    undecided = _undecided(m)
+    if len(m.running) == m.decoding <= budget and m.grow(undecided):
+        undecided = []
+    for request in undecided:
         if request.status is not Status.RUNNING:
             continue
         place = m.running.index(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.config import SchedulerConfig
@@ -23,9 +23,8 @@ class Scheduler(Motions):
     def __init__(
         self, config: SchedulerConfig, prefers_swap: PrefersSwap | None = None, *, keeps_tokens: bool = True
     ) -> None:
-        super().__init__(config, prefers_swap)
+        super().__init__(config, prefers_swap, keeps_tokens=keeps_tokens)
         self.requests: dict[str, Request] = {}  # every request whose tokens were not taken yet
-        self.keeps_tokens = keeps_tokens or config.prefix_cache
         self._decide = rule_set(config)
         self._submitted = 0
         self._flowing = True  # whether who decodes got a token in the last iteration
@@ -131,33 +130,33 @@ class Scheduler(Motions):
             self.release_spent()
         return [row.request_id for row in finished]
 
-    def skip(self, limit: int) -> Quiet | None:
-        """Up to `limit` iterations in which requests decode and grow and nothing else happens, all at once.
+    def skip(self, room: Callable[[int], int]) -> Quiet | None:
+        """Iterations in which requests decode and grow and nothing else happens, all at once.
 
-        None if the next one is not such. Only without tokens: these must be computed one by one.
+        room: how many of that many rows there may be. None if the next one is not such. Only without tokens: these
+        must be computed one by one.
         """
         if self.keeps_tokens or not self.decoding or self.decoding < len(self.running) or self.held:
             return None
         if not steady(self):
             return None
-        self.draft = Draft()
+        rows, pace, blocks = self.decoding + len(self.spent), self.pace, self.blocks
+        limit = room(rows)
         free: list[int] = []
         unused: list[int] = []
         while len(free) < limit and not self._ends_next():
             growers = self.growers()
-            if len(growers) > len(self.blocks):
-                self._grow_at[self.pace.now] = growers
+            if growers and not self.grow(growers):
+                self._grow_at[pace.now] = growers
                 break
-            for request in growers:
-                self._allocate(request, 1)
-            self.pace.now += 1
+            pace.now += 1
             self.unused -= self.decoding
-            free.append(len(self.blocks))
+            free.append(len(blocks))
             unused.append(self.unused)
         if not free:
             return None
         self._fresh = []
-        return Quiet(self.decoding + len(self.spent), self.decoding, free, unused)
+        return Quiet(rows, self.decoding, free, unused)
 
     def abort(self, request_id: str) -> None:
         """Drop a request between iterations, wherever it stands; its blocks of either pool return at once."""
@@ -215,8 +214,8 @@ class Scheduler(Motions):
     def _ends_next(self) -> bool:
         """Whether the next tick is somebody's last."""
         tick = self.pace.now + 1
-        due = self._end_at.get(tick, ())
-        return any(row.pace is not STILL and row.settled + tick == row.length_limit for row in due)
+        due = self._end_at.get(tick)
+        return due is not None and any(r.pace is not STILL and r.settled + tick == r.length_limit for r in due)
 
     def _refuse_if_too_long(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
         config, total = self.config, prompt_tokens + output_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import engine.errors
 from batchbench.calibration import load_calibration
 from batchbench.errors import EngineFailed, RequestRefused, UsageError
-from batchbench.protocol import Admission, Eviction, IterationOutcome, Prefill, RequestSpec, Text
+from batchbench.lazy_prompts import Joined, Repeated
+from batchbench.protocol import Admission, Eviction, IterationOutcome, Prefill, QuietIterations, RequestSpec, Text
 from batchbench.scenario import EngineSettings
 from engine.config import SchedulerConfig
 from engine.core import Engine
@@ -54,10 +55,10 @@ def swap_preference(settings: EngineSettings, device: str | None) -> PrefersSwap
 
 
 class EngineAdapter:
-    """This project's engine as the harness wants it."""
+    """This project's engine as the harness wants it. measures: whether there is a forward, which pads and copies."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, *, measures: bool = True) -> None:
+        self.engine, self._measures = engine, measures
 
     def schedule(self) -> dict[str, Any]:
         """The fields of EngineDescription that say what is decided, and how."""
@@ -69,6 +70,21 @@ class EngineAdapter:
         with translated():
             sampling = GREEDY if request.sampling is None else Sampling(**asdict(request.sampling))
             self.engine.submit(request.request_id, request.prompt, request.output_tokens, sampling, request.priority)
+
+    def check(self, request: RequestSpec) -> None:
+        prompt = Joined([Repeated(0, request.history_tokens), request.prompt])
+        with translated():
+            self.engine.check(request.request_id, prompt, request.output_tokens)
+
+    def skip(self, room: Callable[[int], int]) -> QuietIterations | None:
+        with translated():
+            quiet = self.engine.skip(room)
+        if quiet is None:
+            return None
+        scheduler = self.engine.scheduler
+        return QuietIterations(
+            quiet.issued, quiet.kept, len(scheduler.running), len(scheduler.waiting), quiet.free_blocks, quiet.unused
+        )
 
     @property
     def has_work(self) -> bool:
@@ -85,13 +101,13 @@ class EngineAdapter:
             forward_tokens=step.forward_tokens,
             recomputed_tokens=step.recomputed_tokens,
             rebuilt_tokens=step.rebuilt_tokens,
-            padded_tokens=step.padded_tokens,
+            padded_tokens=step.padded_tokens if self._measures else None,
             prefill_rows=step.prefill_rows,
             recovered_tokens=step.recovered_tokens,
             shared_tokens=step.shared_tokens,
             swapped_out_tokens=step.swapped_out_tokens,
             swapped_in_tokens=step.swapped_in_tokens,
-            copy_s=step.copy_s,
+            copy_s=step.copy_s if self._measures else None,
             prefills=tuple(Prefill(p.request_id, p.positions, p.rebuilt, p.resumed) for p in step.prefills),
             admissions=tuple(
                 Admission(a.request_id, a.slot, a.resumed, a.recovered, a.shared, a.swapped) for a in step.admitted
@@ -112,6 +128,9 @@ class EngineAdapter:
             running=step.running,
             waiting=step.waiting,
             free_blocks=step.free_blocks,
+            began=tuple(step.began),
+            paused=tuple(step.paused),
+            unused_tokens=step.unused_tokens,
         )
 
     def take(self, request_id: str) -> Text:

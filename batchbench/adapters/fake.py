@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from batchbench.errors import RequestRefused
-from batchbench.protocol import EngineDescription, IterationOutcome, RequestSpec, Text
+from batchbench.protocol import EngineDescription, IterationOutcome, QuietIterations, RequestSpec, Text
 
 
 class FakeClock:
@@ -50,9 +50,15 @@ class ScriptedEngine:
         return self._description
 
     def submit(self, request: RequestSpec) -> None:
+        self.check(request)
+        self.submitted.append((self._played, request.request_id))
+
+    def check(self, request: RequestSpec) -> None:
         if request.request_id in self._refuse:
             raise RequestRefused(f"request {request.request_id!r}: does not fit {self._description.pool_blocks} blocks")
-        self.submitted.append((self._played, request.request_id))
+
+    def skip(self, room: Callable[[int], int]) -> QuietIterations | None:
+        return None
 
     @property
     def has_work(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from batchbench.adapters.engine import (
@@ -14,7 +13,7 @@ from batchbench.adapters.engine import (
     with_choices,
 )
 from batchbench.errors import UsageError
-from batchbench.protocol import EngineDescription, IterationOutcome, Text
+from batchbench.protocol import EngineDescription, Text
 from batchbench.scenario import EngineSettings
 from engine.core import Engine
 from engine.plan import NoRunner
@@ -46,7 +45,8 @@ class ScheduleEngine(EngineAdapter):
         # What `auto` would be is for torch to say: then a calibration of any device is believed.
         preference = swap_preference(settings, None if settings.device == "auto" else settings.device)
         with translated():
-            super().__init__(Engine(config, NoRunner(), with_audit=audit, prefers_swap=preference))
+            engine = Engine(config, NoRunner(), with_audit=audit, prefers_swap=preference)
+        super().__init__(engine, measures=False)
 
     def describe(self) -> EngineDescription:
         return EngineDescription(
@@ -58,9 +58,6 @@ class ScheduleEngine(EngineAdapter):
             reports=tuple(name for name in REPORTS if name not in _MEASURED),
             **self.schedule(),
         )
-
-    def step(self) -> IterationOutcome:
-        return dataclasses.replace(super().step(), padded_tokens=None, copy_s=None)
 
     def take(self, request_id: str) -> Text:
         return Text(super().take(request_id).token_ids)

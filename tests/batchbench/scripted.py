@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from batchbench import IterationOutcome, RequestSpec, Text
 from batchbench.adapters.fake import FakeClock, ScriptedEngine
-from batchbench.driver import run_workload
+from batchbench.driver import RunObserver, run_workload
+from batchbench.ledger import Ledger
+from batchbench.protocol import Point
+from batchbench.service import Slo
+from batchbench.tables import point_key, point_tables
 
 
 def request(request_id, output=1, prompt=1, arrival=0):
@@ -16,11 +22,46 @@ def it(issued, collected=None, **fields):
     return IterationOutcome(issued, issued if collected is None else collected, **fields)
 
 
-def play(requests, script, *, slots=2, pool_blocks=8, step_s=None, texts=None, numerics=None):
+class Outcomes(RunObserver):
+    """Keeps every outcome and its iteration."""
+
+    def __init__(self):
+        self.outcomes = []
+
+    def on_iteration(self, iteration, outcome):
+        self.outcomes.append((iteration, outcome))
+
+
+class Tables(dict):
+    """A run's ledger in memory: table name -> Arrow table."""
+
+    def ledger(self, point, engine):
+        self.collected = {}
+        self.writing = Ledger(point_key(0, point, engine), lambda n, t: self.collected.setdefault(n, []).append(t))
+        return self.writing
+
+    def close(self):
+        self.writing.close()
+        self.update({name: pa.concat_tables(parts) for name, parts in self.collected.items()})
+
+
+def tables_of(requests, script, slo=None, **options):
+    """Play a script: every table of the run, with nothing paired, as lists of rows."""
+    tables = Tables()
+    timing = play(requests, script, tables=tables, **options)
+    found = {**tables, **point_tables(0, timing, None, slo or Slo())}
+    return {name: table.to_pylist() for name, table in found.items()}
+
+
+def play(requests, script, *, slots=2, pool_blocks=8, step_s=None, texts=None, numerics=None, tables=None):
     """Drive a script and return its timing."""
     clock = FakeClock()
     texts = texts or {r.request_id: Text(tuple(range(r.output_tokens))) for r in requests}
     engine = ScriptedEngine(
         script, texts, slots=slots, pool_blocks=pool_blocks, clock=clock, step_s=step_s, numerics=numerics
     )
-    return run_workload(engine, requests, clock=clock)
+    sink = None if tables is None else tables.ledger(Point(pool_blocks), engine.describe())
+    timing = run_workload(engine, requests, clock=clock, sink=sink)
+    if tables is not None:
+        tables.close()
+    return timing

@@ -8,9 +8,9 @@ import pytest
 
 from batchbench import Text, engine_factory, load_scenario
 from batchbench.adapters.fake import FakeClock, ScriptedEngine
-from batchbench.driver import run_workload
+from batchbench.driver import RunObserver, run_workload
 from batchbench.errors import EngineFailed, OutcomeRefused
-from batchbench.timing import SequenceCheck
+from batchbench.recorder import Recorder
 from tests.batchbench.scripted import it, play, request
 
 
@@ -28,10 +28,11 @@ def test_what_the_harness_does_between_iterations_is_nobodys_latency():
     script = [it(1), it(1, finished=("a",))]
     engine = ScriptedEngine(script, {"a": Text((1, 2))}, slots=1, pool_blocks=4, clock=clock)
 
-    def draw_progress(iteration, outcome):
-        clock.now_s += 100
+    class DrawsProgress(RunObserver):
+        def on_iteration(self, iteration, outcome):
+            clock.now_s += 100
 
-    timing = run_workload(engine, [request("a", 2)], clock=clock, on_iteration=draw_progress)
+    timing = run_workload(engine, [request("a", 2)], clock=clock, observer=DrawsProgress())
     assert timing.latencies_s == {"a": 2.0}
     assert (timing.engine_s, timing.wall_s) == (2.0, 202.0)
 
@@ -53,7 +54,7 @@ def test_the_iteration_clock_jumps_over_a_gap_without_work():
     factory = engine_factory("own", load_scenario("scenarios/day34.toml").engine)
     requests = [request("a", 3, 2, arrival=0), request("b", 3, 2, arrival=50)]
     timing = run_workload(factory(8), requests)
-    assert [r.iteration for r in timing.iterations] == [0, 1, 2, 50, 51, 52]
+    assert list(timing.record.iterations) == [0, 1, 2, 50, 51, 52]
     assert timing.latencies == {"a": 3, "b": 3}
     assert timing.occupancy == 6 / (6 * 6)
 
@@ -86,7 +87,7 @@ def test_a_counter_that_is_none_cannot_be_promised(monkeypatch):
 
 def test_the_iteration_of_a_refusal_is_the_clocks():
     with pytest.raises(OutcomeRefused, match="iteration 50: 'x' was never submitted"):
-        SequenceCheck([request("a")]).add(50, it(1, finished=("x",)))
+        Recorder([request("a")], 4).add(50, it(1, finished=("x",)))
 
 
 def test_an_engine_that_stops_early_is_an_error():

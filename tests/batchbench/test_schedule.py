@@ -13,6 +13,7 @@ from batchbench.driver import run_workload
 from batchbench.protocol import RequestSpec
 from batchbench.scenario import EngineSettings
 from engine.policies import VICTIM_RULES
+from tests.batchbench.scripted import Outcomes
 from tests.batchbench.test_cli import DAY34, invoke
 
 CHOICES = (
@@ -64,8 +65,9 @@ def ledger(name, settings, requests, pool, loaded={}):  # noqa: B006  # the mode
         factory.settings = settings
     else:
         factory = engine_factory(name, settings)
-    records = run_workload(factory(pool), requests).iterations
-    return [(r.iteration, dataclasses.replace(r.outcome, padded_tokens=None, copy_s=None)) for r in records]
+    seen = Outcomes()
+    run_workload(factory(pool), requests, observer=seen, skips=False)
+    return [(at, dataclasses.replace(outcome, padded_tokens=None, copy_s=None)) for at, outcome in seen.outcomes]
 
 
 @pytest.mark.parametrize("first", range(0, 200, 25))
