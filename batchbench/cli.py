@@ -151,7 +151,7 @@ def sweep(
         scenario = _with_numerics(load_scenario(scenario_file), numerics)
         _refuse_untrusted(scenario, trust)
         tokenizer = _tokenizer(scenario, engine, needed=show_text)
-        requests = build_requests(scenario.workload, tokenizer)
+        requests = build_requests(scenario.workload, tokenizer, scenario.clock)
         make_engine = engine_factory(engine, scenario.engine, audit=audit)
         points = resolve_points(scenario.sweep, requests, make_engine, engine_factory("schedule", scenario.engine))
         if dry_run:
@@ -181,7 +181,7 @@ def validate(
     with _errors(debug):
         scenario = load_scenario(scenario_file)
         _refuse_untrusted(scenario, trust)
-        requests = build_requests(scenario.workload, _tokenizer(scenario, engine))
+        requests = build_requests(scenario.workload, _tokenizer(scenario, engine), scenario.clock)
         make_engine = engine_factory(engine, scenario.engine)
         points = resolve_points(scenario.sweep, requests, make_engine, engine_factory("schedule", scenario.engine))
         check_sweep(requests, points, make_engine)
@@ -261,7 +261,7 @@ def calibrate(
         scenario = load_scenario(scenario_file)
         require_savable(out)
         if max_tokens is None:
-            requests = build_requests(scenario.workload, _tokenizer(scenario, "own"))
+            requests = build_requests(scenario.workload, _tokenizer(scenario, "own"), scenario.clock)
             max_tokens = max(1, *(r.prompt_tokens + r.output_tokens - 2 for r in requests))  # cached by the last token
         found = measure_costs(scenario.engine, max_tokens, rounds, lambda done: None)
         save_calibration(found, out)

@@ -62,3 +62,19 @@ class Joined(LazyPrompt):
 
     def ids(self) -> Sequence[int]:
         return tuple(token for part in self.parts for token in part)
+
+
+class Stretch(LazyPrompt):
+    """`tokens` of a text's ids, from `start` on, and from the text's first again when it runs out."""
+
+    __slots__ = ("start", "text", "tokens")
+
+    def __init__(self, text: Sequence[int], start: int, tokens: int) -> None:
+        self.text, self.start, self.tokens = text, start % len(text), tokens
+
+    def __len__(self) -> int:
+        return self.tokens
+
+    def ids(self) -> Sequence[int]:
+        rounds = -(-(self.start + self.tokens) // len(self.text))
+        return (tuple(self.text) * rounds)[self.start : self.start + self.tokens]

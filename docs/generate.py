@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from batchbench.cli import app
 from batchbench.present import sweep_sheet
 from batchbench.results import load_result
-from batchbench.scenario import EngineSettings, Scenario, Sweep, Workload
+from batchbench.scenario import EngineSettings, Scenario, Sweep
 from batchbench.schema import ABOUT, TABLES
+from batchbench.workload_schema import Workload
 
 DOCS = Path(__file__).parent
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
