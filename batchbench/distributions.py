@@ -258,7 +258,8 @@ def correlated(first: float, second: float, rank_correlation: float) -> float:
     A Gaussian copula: the two are the quantiles of normals whose Pearson correlation is 2 sin(pi r / 6), which gives
     the ranks the correlation r (Kruskal, Ordinal Measures of Association, 1958).
     """
-    pearson = max(-1.0, min(1.0, 2 * math.sin(math.pi * rank_correlation / 6)))
+    extreme = abs(rank_correlation) == 1  # where the sine is a last bit short of it
+    pearson = rank_correlation if extreme else 2 * math.sin(math.pi * rank_correlation / 6)
     mixed = pearson * _STANDARD.inv_cdf(first) + math.sqrt(1 - pearson * pearson) * _STANDARD.inv_cdf(second)
     return _inside(_STANDARD.cdf(mixed))
 

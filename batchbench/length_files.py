@@ -26,7 +26,7 @@ def read_columns(path: str, columns: int, least: int = 1, greatest: int = MAX_TO
             continue  # names of the columns
         found = found or tuple(array("q") for _ in parts)
         if len(parts) != len(found) or not columns <= len(parts) <= 2:
-            raise ScenarioError(f"{path}: line {number}: {len(parts)} columns, not {max(columns, len(found))}")
+            raise ScenarioError(f"{path}: line {number}: {len(parts)} columns, not {min(2, max(columns, len(found)))}")
         values = [_tokens(path, number, part) for part in parts]
         if least <= values[columns - 1] <= greatest:
             for column, value in zip(found, values, strict=True):
