@@ -194,11 +194,12 @@ LENGTHS = (FixedLength, UniformLength, NormalLength, LognormalLength, ZipfLength
 DELAYS = (UniformDelay, ExponentialDelay, LognormalDelay)
 
 
-def _dist_of(value: Any) -> str:
+def _dist_of(value: Any) -> str | None:
     """Which member of a union a value is meant to be: by its key `dist`, if it is a table."""
-    if isinstance(value, (dict, Frozen)):
-        return f"dist {value.get('dist') if isinstance(value, dict) else getattr(value, 'dist', None)}"
-    return _NUMBER
+    if isinstance(value, (int, float)):
+        return _NUMBER
+    dist = value.get("dist") if isinstance(value, dict) else getattr(value, "dist", None)
+    return None if dist is None else f"dist {dist}"
 
 
 Length = Annotated[
