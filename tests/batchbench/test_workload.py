@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 import tomllib
 import tracemalloc
 from collections import Counter
 from dataclasses import astuple
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbench import engine_tokenizer, load_scenario
+from batchbench.arrivals import TAGS as PROCESS_TAGS
 from batchbench.distributions import NANO
 from batchbench.errors import ScenarioError, UsageError
 from batchbench.lazy_prompts import LazyPrompt, RandomPrompt
@@ -193,6 +196,19 @@ def test_turns_take_one_text_after_the_other():
     texts = [text.encode() for text in load_prompts("natural")[:3]]
     assert [bytes(r.prompt) for r in requests] == texts
     assert requests[1].history_tokens == len(texts[0]) + 2
+
+
+# ---- the page --------------------------------------------------------------------------------
+
+
+def test_every_process_has_an_example_on_the_page_that_builds():
+    examples = re.findall(r"^\| `(arrivals = .*?)` \|", Path("docs/scenarios.md").read_text(), re.MULTILINE)
+    assert {workload(EQUAL.format(20) + said).arrivals.process for said in examples} == {
+        tag.removeprefix("process ") for tag in PROCESS_TAGS
+    }
+    for said in examples:
+        arrivals = [r.arrival for r in built(EQUAL.format(20) + said, "iterations") if not r.after]
+        assert arrivals == sorted(arrivals)
 
 
 # ---- the hash --------------------------------------------------------------------------------
