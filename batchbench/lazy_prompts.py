@@ -76,5 +76,6 @@ class Stretch(LazyPrompt):
         return self.tokens
 
     def ids(self) -> Sequence[int]:
-        rounds = -(-(self.start + self.tokens) // len(self.text))
-        return (tuple(self.text) * rounds)[self.start : self.start + self.tokens]
+        head = self.text[self.start : self.start + self.tokens]
+        rounds, rest = divmod(self.tokens - len(head), len(self.text))
+        return (*head, *tuple(self.text) * rounds, *self.text[:rest])

@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 from statistics import fmean, pvariance
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -174,6 +174,7 @@ PROCESS = st.one_of(
 
 
 @given(PROCESS, st.text(max_size=3), st.sampled_from(["iterations", "virtual"]))
+@settings(deadline=None)
 def test_arrivals_are_whole_numbers_from_0_that_never_go_back(said, key, clock):
     found = list(arrival_times(ARRIVALS.validate_python(said), 30, key, clock))
     assert len(found) == 30 and all(type(time) is int for time in found)

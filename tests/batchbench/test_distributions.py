@@ -11,7 +11,7 @@ from collections import Counter
 from statistics import NormalDist, fmean, pvariance
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -270,6 +270,7 @@ def accepted(said):
 
 
 @given(TABLES.map(accepted).filter(bool), QUANTILES, QUANTILES)
+@settings(deadline=None)
 def test_every_length_is_in_its_range_and_grows_with_its_quantile(length, one, other):
     at = length_quantile(length)
     low, high = at(min(one, other)), at(max(one, other))
@@ -277,6 +278,7 @@ def test_every_length_is_in_its_range_and_grows_with_its_quantile(length, one, o
 
 
 @given(st.floats(0, 1e7), st.floats(1e-6, 1e7), st.floats(0.01, 10), QUANTILES)
+@settings(deadline=None)
 def test_no_delay_is_negative_or_above_its_maximum(least, size, sigma, u):
     if least <= size:
         uniform = DELAY.validate_python({"dist": "uniform", "min": least, "max": size})

@@ -21,7 +21,7 @@ from batchbench import engine_tokenizer, load_scenario
 from batchbench.arrivals import TAGS as PROCESS_TAGS
 from batchbench.distributions import NANO
 from batchbench.errors import ScenarioError, UsageError
-from batchbench.lazy_prompts import LazyPrompt, RandomPrompt
+from batchbench.lazy_prompts import LazyPrompt, RandomPrompt, Stretch
 from batchbench.prompts import load_prompts
 from batchbench.protocol import RequestSpec, Sampling
 from batchbench.scenario import EngineSettings, _tuples
@@ -188,6 +188,15 @@ def test_drawn_lengths_run_on_through_the_texts(tmp_path):
         built(said)
     whole = built(f"requests = 2\noutput_tokens = {{dist = 'fixed', value = 2}}\nprompts = '{path}'", tokenizer=BYTES)
     assert [bytes(r.prompt) for r in whole] == [b"abc", b"defg"]
+
+
+def test_a_stretch_is_a_cut_of_the_text_told_for_ever():
+    text = (5, 6, 7, 8)
+    for start in range(9):
+        for tokens in range(14):
+            stretch = Stretch(text, start, tokens)
+            assert len(stretch) == tokens
+            assert tuple(stretch) == tuple(text[(start + n) % 4] for n in range(tokens))
 
 
 def test_turns_take_one_text_after_the_other():
