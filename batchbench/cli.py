@@ -20,6 +20,7 @@ from rich.console import Console
 
 from batchbench.adapters import engine_factory, engine_tokenizer, examine_machine, measure_costs
 from batchbench.calibration import MAX_TOKENS, Calibration, load_calibration, require_savable, save_calibration
+from batchbench.clocks import IterationCost
 from batchbench.cost import BANDWIDTH_BYTES_PER_S, MS_PER_TOKEN, VICTIM_TOKENS
 from batchbench.cost_report import (
     calibration_document,
@@ -34,6 +35,7 @@ from batchbench.cost_report import (
     kv_bytes,
 )
 from batchbench.demand import resolve_points
+from batchbench.driver import Pacing
 from batchbench.environment import git_revision, machine, versions
 from batchbench.errors import BatchbenchError, TextsDiffer, UsageError
 from batchbench.eviction_cost import eviction_costs, point_costs, require_same_engine
@@ -65,6 +67,7 @@ from batchbench.protocol import (
 from batchbench.recorder import LedgerSink
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
+from batchbench.service import Slo
 from batchbench.sweep import SweepObserver, check_sweep, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
 from batchbench.units import show_bytes
@@ -153,17 +156,18 @@ def sweep(
         scenario = _with_numerics(load_scenario(scenario_file), numerics)
         _refuse_untrusted(scenario, trust)
         tokenizer = _tokenizer(scenario, engine, needed=show_text)
-        requests = build_requests(scenario.workload, tokenizer)
+        requests = build_requests(scenario.workload, tokenizer, scenario.clock)
         make_engine = engine_factory(engine, scenario.engine, audit=audit)
-        points = resolve_points(scenario.sweep, requests, make_engine, engine_factory("schedule", scenario.engine))
+        make_schedule = engine_factory("schedule", scenario.engine)
+        points = resolve_points(scenario.sweep, requests, make_engine, make_schedule, pacing_of(scenario))
         if dry_run:
             _print_plan(scenario, requests, points, make_engine, output_format)
             return
         tables = out or Path("results") / scenario.name
         figures = plots or (out / "plots" if out else Path("plots") / scenario.name)
-        writer = ResultWriter(tables)
+        writer = ResultWriter(tables, slo_of(scenario))
         progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
-        timings = _run(requests, points, make_engine, _SaveAndShow(writer, figures, progress))
+        timings = _run(requests, points, make_engine, pacing_of(scenario), _SaveAndShow(writer, figures, progress))
         writer.join(timings, _provenance(scenario, timings[0]))
         result = load_result(tables)
         texts = text_rows(timings[0], tokenizer) if show_text and tokenizer is not None else None
@@ -183,9 +187,10 @@ def validate(
     with _errors(debug):
         scenario = load_scenario(scenario_file)
         _refuse_untrusted(scenario, trust)
-        requests = build_requests(scenario.workload, _tokenizer(scenario, engine))
+        requests = build_requests(scenario.workload, _tokenizer(scenario, engine), scenario.clock)
         make_engine = engine_factory(engine, scenario.engine)
-        points = resolve_points(scenario.sweep, requests, make_engine, engine_factory("schedule", scenario.engine))
+        make_schedule = engine_factory("schedule", scenario.engine)
+        points = resolve_points(scenario.sweep, requests, make_engine, make_schedule, pacing_of(scenario))
         check_sweep(requests, points, make_engine)
         pools = dict.fromkeys(point.pool_blocks for point in points)
         choices = len({point.choices for point in points})
@@ -263,7 +268,7 @@ def calibrate(
         scenario = load_scenario(scenario_file)
         require_savable(out)
         if max_tokens is None:
-            requests = build_requests(scenario.workload, _tokenizer(scenario, "own"))
+            requests = build_requests(scenario.workload, _tokenizer(scenario, "own"), scenario.clock)
             max_tokens = max(1, *(r.prompt_tokens + r.output_tokens - 2 for r in requests))  # cached by the last token
         found = measure_costs(scenario.engine, max_tokens, rounds, lambda done: None)
         save_calibration(found, out)
@@ -372,6 +377,16 @@ class _SaveAndShow(SweepObserver):
         self._next.on_timing(timing)
 
 
+def pacing_of(scenario: Scenario) -> Pacing:
+    """The clock that a scenario declares."""
+    cost = IterationCost.of_seconds(**scenario.virtual.model_dump()) if scenario.virtual else None
+    return Pacing(scenario.clock, cost)
+
+
+def slo_of(scenario: Scenario) -> Slo:
+    return Slo(**scenario.slo.model_dump()) if scenario.slo else Slo()
+
+
 def _with_numerics(scenario: Scenario, numerics: Numerics | None) -> Scenario:
     """The scenario with the command line's choice, where there is one."""
     if numerics is None:
@@ -398,10 +413,14 @@ def _tokenizer(scenario: Scenario, engine: str, *, needed: bool = False) -> Toke
 
 
 def _run(
-    requests: tuple[RequestSpec, ...], points: list[Point], make_engine: EngineFactory, observer: _SaveAndShow
+    requests: tuple[RequestSpec, ...],
+    points: list[Point],
+    make_engine: EngineFactory,
+    pacing: Pacing,
+    observer: _SaveAndShow,
 ) -> list[ContinuousTiming]:
     try:
-        return sweep_pool_sizes(requests, points, make_engine, observer=observer)
+        return sweep_pool_sizes(requests, points, make_engine, pacing=pacing, observer=observer)
     except TextsDiffer:
         observer.discard()
         raise

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from batchbench.errors import UsageError
-from batchbench.protocol import Clock, EngineDescription, IterationOutcome, QuietIterations
+from batchbench.protocol import Clock, EngineDescription, IterationOutcome, QuietIterations, WorkloadClock
 
-ClockName = Literal["iterations", "virtual", "wall"]
 NS = 1_000_000_000  # of a second
 STRETCH = 65_536  # most iterations that are skipped at once, so that what is said of each fits in memory
 
@@ -26,6 +25,11 @@ class IterationCost:
     row_ns: int = 0
     position_ns: int = 0
 
+    @classmethod
+    def of_seconds(cls, iteration_s: float, row_s: float = 0.0, position_s: float = 0.0) -> IterationCost:
+        """Rounded to nanoseconds."""
+        return cls(round(iteration_s * NS), round(row_s * NS), round(position_s * NS))
+
     def __post_init__(self) -> None:
         if self.base_ns < 0 or self.row_ns < 0 or self.position_ns < 0 or not self.base_ns + self.row_ns:
             raise UsageError("an iteration must take time: its parts are not negative, the first two not both 0")
@@ -38,7 +42,7 @@ class IterationCost:
 class RunClock(Protocol):
     """The time of one run. `iteration` is the next one, `now` the workload's clock before it."""
 
-    name: ClockName
+    name: WorkloadClock
     timed: bool  # whether start_ns and end_ns of an iteration mean anything
     iteration: int
     start_ns: int  # of the last iteration, or of the first of a stretch
@@ -69,7 +73,7 @@ class RunClock(Protocol):
 class IterationClock:
     """Arrivals in iterations. Seconds are those inside the engine: what happens in between is nobody's latency."""
 
-    name: ClockName = "iterations"
+    name: WorkloadClock = "iterations"
 
     def __init__(self, read: Clock, engine: EngineDescription) -> None:
         self._read, self.timed = read, engine.computes_text
@@ -100,7 +104,7 @@ class IterationClock:
 class VirtualClock:
     """Arrivals in nanoseconds against a modelled iteration time: every counter is the same on every machine."""
 
-    name: ClockName = "virtual"
+    name: WorkloadClock = "virtual"
     timed = True
 
     def __init__(self, cost: IterationCost) -> None:
@@ -133,7 +137,7 @@ class VirtualClock:
 class WallClock:
     """Arrivals in nanoseconds of real time. Who arrives when depends on the machine's speed, and so may counters."""
 
-    name: ClockName = "wall"
+    name: WorkloadClock = "wall"
     timed = True
 
     def __init__(self, read: Clock, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -162,7 +166,7 @@ class WallClock:
         raise AssertionError("nothing is skipped in real time")
 
 
-def run_clock(name: ClockName, cost: IterationCost | None, read: Clock, engine: EngineDescription) -> RunClock:
+def run_clock(name: WorkloadClock, cost: IterationCost | None, read: Clock, engine: EngineDescription) -> RunClock:
     """The clock of one run. read: this machine's seconds. Raises UsageError for a schedule in real time."""
     if name == "iterations":
         return IterationClock(read, engine)

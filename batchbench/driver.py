@@ -7,10 +7,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from batchbench.clocks import ClockName, IterationCost, RunClock, run_clock
+from batchbench.clocks import IterationCost, RunClock, run_clock
 from batchbench.errors import EngineFailed, OutcomeRefused, UsageError
 from batchbench.lazy_prompts import Joined
-from batchbench.protocol import BenchEngine, Choices, Clock, IterationOutcome, QuietIterations, RequestSpec, Text
+from batchbench.protocol import (
+    BenchEngine,
+    Choices,
+    Clock,
+    IterationOutcome,
+    QuietIterations,
+    RequestSpec,
+    Text,
+    WorkloadClock,
+)
 from batchbench.recorder import LedgerSink, Recorder
 from batchbench.timing import ContinuousTiming
 
@@ -21,7 +30,7 @@ STALLED_ITERATIONS = 1000  # without a row: the engine is not going anywhere
 class Pacing:
     """The clock that a workload's arrivals are counted on. cost: what a virtual iteration takes."""
 
-    clock: ClockName = "iterations"
+    clock: WorkloadClock = "iterations"
     cost: IterationCost | None = None
 
 

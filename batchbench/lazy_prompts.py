@@ -77,3 +77,20 @@ class Joined(LazyPrompt):
 
     def ids(self) -> Sequence[int]:
         return tuple(token for part in self.parts for token in part)
+
+
+class Stretch(LazyPrompt):
+    """`tokens` of a text's ids, from `start` on, and from the text's first again when it runs out."""
+
+    __slots__ = ("start", "text", "tokens")
+
+    def __init__(self, text: Sequence[int], start: int, tokens: int) -> None:
+        self.text, self.start, self.tokens = text, start % len(text), tokens
+
+    def __len__(self) -> int:
+        return self.tokens
+
+    def ids(self) -> Sequence[int]:
+        head = self.text[self.start : self.start + self.tokens]
+        rounds, rest = divmod(self.tokens - len(head), len(self.text))
+        return (*head, *tuple(self.text) * rounds, *self.text[:rest])

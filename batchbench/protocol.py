@@ -12,6 +12,9 @@ from batchbench.errors import OutcomeRefused
 Choices = tuple[tuple[str, Any], ...]
 """What a point of a sweep changes of the engine: fields of EngineSettings and their values."""
 
+WorkloadClock = Literal["iterations", "virtual", "wall"]
+"""What arrivals are counted in: iterations, modelled seconds, or real ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

@@ -9,20 +9,18 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from batchbench.errors import ScenarioError
-from batchbench.protocol import Choices
+from batchbench.limits import FilePath, Frozen, Index, Tokens
+from batchbench.protocol import Choices, WorkloadClock
+from batchbench.workload_schema import TAGS, Workload
 
-# Far beyond any real server, small enough that a slip of the finger is refused instead of filling memory.
 Slots = Annotated[int, Field(ge=1, le=65_536)]
 BlockSize = Annotated[int, Field(ge=1, le=65_536)]
 MAX_BLOCKS = 2**31 - 1
 Blocks = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
-Requests = Annotated[int, Field(ge=1, le=1_000_000)]
-Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
-Index = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Rules = Literal["batchbench", "vllm-v1", "sglang"]
 Victim = Annotated[str, Field(min_length=1, max_length=200)]
 Admission = Literal["incremental", "reserve-output", "reserve-max"]
@@ -35,14 +33,10 @@ PoolSize = Annotated[
     | Annotated[str, Field(pattern=r"^[0-9]{1,12}(\.[0-9]{1,6})?(x|B|[KMGT]i?B)$"), Tag(_SIZE)],
     Discriminator(lambda value: _SIZE if isinstance(value, str) else _BLOCKS),
 ]
-MAX_PROMPT_TOKENS = 100_000_000  # of all requests together
+_MEMBERS = TAGS | {_BLOCKS, _SIZE}  # of unions: pydantic's paths name them, a file does not
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class EngineSettings(_Frozen):
+class EngineSettings(Frozen):
     """The engine, everything but its pool. Sizes in rows, positions and blocks."""
 
     model: str = Field(
@@ -79,7 +73,7 @@ class EngineSettings(_Frozen):
         "whichever of the two takes less by the calibration.",
     )
     swap_blocks: Index = Field(0, description="Blocks of the host pool that `swap` and `cheaper` copy to.")
-    calibration: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
+    calibration: FilePath | None = Field(
         None,
         description="With `cheaper`: path, from the working folder, of the file of measured costs that "
         "`batchbench calibrate` wrote.",
@@ -108,76 +102,7 @@ class EngineSettings(_Frozen):
     )
 
 
-class Workload(_Frozen):
-    """Requests: either `requests` equal ones, or a list of `lengths`; prompts random, or texts."""
-
-    requests: Requests | None = Field(None, description="How many equal requests.")
-    prompt_tokens: Tokens | None = Field(
-        None,
-        description="Prompt length of each equal request; with `prompts`, may be left out: each text whole.",
-    )
-    output_tokens: Tokens | None = Field(None, description="Tokens that each equal request generates.")
-    lengths: tuple[tuple[Tokens, Tokens], ...] | None = Field(
-        None, description="Explicit requests, each [prompt_tokens, output_tokens]."
-    )
-    arrival_iterations: tuple[Index, ...] | None = Field(
-        None, description="Iteration in which each request arrives; all at 0 if left out."
-    )
-    priorities: tuple[Index, ...] | None = Field(
-        None,
-        description="Of each request, for the victim rule `priority`: the highest number gives way; all 0 if left out.",
-    )
-    prompts: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
-        None,
-        description="Texts instead of random token ids: `natural` (a set that ships with batchbench), or the path of "
-        "a file, from the working folder.",
-    )
-    seed: Index = Field(0, description="Seed of random prompts' token ids.")
-    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(
-        0.0, description="0 takes the best token (greedy); above, tokens are drawn, logits divided by it."
-    )
-    top_k: Index = Field(0, description="Of drawn tokens: among that many of the best; 0 for all.")
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
-        1.0, description="Of drawn tokens: among the fewest of these whose probabilities reach it."
-    )
-    sampling_seed: Index = Field(0, description="Seed of drawn tokens, with the request and the position.")
-
-    @model_validator(mode="after")
-    def _one_form(self) -> Workload:
-        equal = {name: getattr(self, name) for name in ("requests", "prompt_tokens", "output_tokens")}
-        given = [name for name, value in equal.items() if value is not None]
-        if self.lengths is not None and given:
-            raise ValueError(f"give either lengths or {', '.join(given)}, not both")
-        needed = [name for name in equal if self.prompts is None or name != "prompt_tokens"]
-        if self.lengths is None and (missing := [name for name in needed if name not in given]):
-            raise ValueError(f"{', '.join(missing)} missing (or give lengths = [[prompt, output], ...])")
-        if self.lengths is not None and not self.lengths:
-            raise ValueError("lengths is empty: there are no requests")
-        if self.prompts is not None and self.seed:
-            raise ValueError(f"seed = {self.seed} draws random prompts, but prompts = {self.prompts!r}; leave one out")
-        neutral = {"top_k": 0, "top_p": 1.0, "sampling_seed": 0}
-        ignored = [name for name, value in neutral.items() if getattr(self, name) != value]
-        if ignored and not self.temperature:
-            raise ValueError(f"{', '.join(ignored)} would do nothing: temperature is 0, which takes the best token")
-        total = sum(prompt or 0 for prompt, _ in self.request_lengths)
-        if total > MAX_PROMPT_TOKENS:
-            raise ValueError(f"the prompts hold {total} tokens together, more than {MAX_PROMPT_TOKENS}")
-        for name in ("arrival_iterations", "priorities"):
-            listed = getattr(self, name)
-            if listed is not None and len(listed) != len(self.request_lengths):
-                raise ValueError(f"{name} has {len(listed)} entries for {len(self.request_lengths)} requests")
-        return self
-
-    @property
-    def request_lengths(self) -> tuple[tuple[int | None, int], ...]:
-        """(prompt_tokens, output_tokens) of every request, in submission order; None: as long as its text is."""
-        if self.lengths is not None:
-            return self.lengths
-        assert self.requests and self.output_tokens
-        return ((self.prompt_tokens, self.output_tokens),) * self.requests
-
-
-class SweepPoint(_Frozen):
+class SweepPoint(Frozen):
     """What one point changes of the engine; what it leaves out is the scenario's."""
 
     pool: PoolSize | None = None
@@ -201,7 +126,7 @@ class SweepPoint(_Frozen):
         return tuple((name, value) for name, value in self if name != "pool" and value is not None)
 
 
-class Sweep(_Frozen):
+class Sweep(Frozen):
     """What is varied: pools, and either lists of values whose product is run, or points that say what they change."""
 
     pools: tuple[PoolSize, ...] | None = Field(
@@ -266,18 +191,57 @@ class Sweep(_Frozen):
         return [(pool, choices) for choices in combinations for pool in self.pools or ()]
 
 
-class Scenario(_Frozen):
+Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+class Virtual(Frozen):
+    """The modelled time of an iteration: iteration_s + rows x row_s + (positions - rows) x position_s."""
+
+    iteration_s: Annotated[float, Field(ge=1e-9, le=1e6, allow_inf_nan=False)] = Field(
+        description="Seconds that every iteration takes."
+    )
+    row_s: Seconds = Field(0.0, description="Seconds for each row.")
+    position_s: Seconds = Field(0.0, description="Seconds for each position beyond one a row: of prompts, of resumes.")
+
+
+class Objectives(Frozen):
+    """What a request must stay within to count as good; left out, whatever it takes."""
+
+    ttft_s: Seconds | None = Field(None, description="Seconds to the first token.")
+    tpot_s: Seconds | None = Field(None, description="Seconds per token after the first.")
+    e2e_s: Seconds | None = Field(None, description="Seconds to the last token.")
+
+    @model_validator(mode="after")
+    def _some(self) -> Objectives:
+        if self.ttft_s is self.tpot_s is self.e2e_s is None:
+            raise ValueError("there is no objective: give ttft_s, tpot_s or e2e_s")
+        return self
+
+
+class Scenario(Frozen):
     """A whole benchmark, declared."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = Field(
         description="Names the result folder: letters, digits, dot, underscore, hyphen."
     )
-    clock: Literal["iterations"] = Field(
-        "iterations", description="What arrivals are counted in: `iterations` of the engine."
+    clock: WorkloadClock = Field(
+        "iterations",
+        description="What arrivals are counted in: `iterations`; `virtual`, seconds by the model in [virtual]; or "
+        "`wall`, real seconds, by which counters may differ from run to run.",
     )
+    virtual: Virtual | None = Field(None, description='What an iteration takes under `clock = "virtual"`.')
+    slo: Objectives | None = Field(None, description="Objectives that goodput counts requests by.")
     engine: EngineSettings
     workload: Workload
     sweep: Sweep
+
+    @model_validator(mode="after")
+    def _clocked(self) -> Scenario:
+        if self.clock == "virtual" and self.virtual is None:
+            raise ValueError("clock = 'virtual' needs [virtual]: what an iteration takes")
+        if self.clock != "virtual" and self.virtual is not None:
+            raise ValueError(f"[virtual] would do nothing: clock is {self.clock!r}")
+        return self
 
     @model_validator(mode="after")
     def _calibrated(self) -> Scenario:
@@ -325,12 +289,12 @@ def _complaints(errors: list[ErrorDetails]) -> str:
 
 
 def _complaint(error: ErrorDetails) -> str:
-    path = ".".join(str(part) for part in error["loc"] if part not in (_BLOCKS, _SIZE))
+    path = _shown_path(error["loc"])
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         *parents, key = (str(part) for part in error["loc"])
         near = difflib.get_close_matches(key, _keys_at(parents), n=1, cutoff=0.0)
-        return f"unknown key {path!r}" + (f", did you mean {'.'.join([*parents, near[0]])!r}?" if near else "")
+        return f"unknown key {path!r}" + (f", did you mean {_shown_path([*parents, near[0]])!r}?" if near else "")
     if kind == "missing":
         return f"{path} is missing"
     said = {
@@ -358,12 +322,25 @@ def _complaint(error: ErrorDetails) -> str:
     return f"{path}: {said}" if path else said
 
 
+def _shown_path(places: Iterable[str | int]) -> str:
+    """Keys with dots between, as the file has them: without the names of a union's members."""
+    return ".".join(str(part) for part in places if part not in _MEMBERS)
+
+
 def _keys_at(parents: Iterable[str]) -> list[str]:
-    model: type[BaseModel] = Scenario
+    models: list[type[BaseModel]] = [Scenario]
     for parent in parents:
-        if not parent.isdigit():  # the place in an array of tables
-            model = next(_models_in(model.model_fields[parent].annotation))
-    return list(model.model_fields)
+        if parent in _MEMBERS:
+            models = [model for model in models if parent in _tags_of(model)]
+        elif not parent.isdigit():  # the place in an array of tables
+            models = list(_models_in(models[0].model_fields[parent].annotation))
+    return list(models[0].model_fields)
+
+
+def _tags_of(model: type[BaseModel]) -> list[str]:
+    """What a union calls this member: by the only value that its key `dist` or `process` can have."""
+    fields = [(name, model.model_fields[name].annotation) for name in ("dist", "process") if name in model.model_fields]
+    return [f"{name} {get_args(annotation)[0]}" for name, annotation in fields]
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -12,8 +12,8 @@ from operator import sub
 from statistics import median
 from typing import Any
 
-from batchbench.clocks import NS, ClockName
-from batchbench.protocol import Choices, EngineDescription, Point, RequestSpec, Text
+from batchbench.clocks import NS
+from batchbench.protocol import Choices, EngineDescription, Point, RequestSpec, Text, WorkloadClock
 from batchbench.recorder import Recorder
 
 _OF_VICTIMS = ("victim", "reclaim", "swap_blocks")
@@ -37,7 +37,7 @@ class ContinuousTiming:
     texts: Mapping[str, Text]  # empty if the engine computes none
     wall_s: float  # first submission to last token, the harness's own work included
     choices: Choices = ()  # what the point of a sweep changed of the engine
-    clock: ClockName = "iterations"
+    clock: WorkloadClock = "iterations"
 
     # ---- counts -------------------------------------------------------------------------
 

@@ -4,79 +4,234 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
+from itertools import accumulate, repeat
 
+from batchbench.arrivals import ClosedLoop, arrival_times, on_clock
+from batchbench.distributions import Delay, correlated, delay_quantile, length_quantile, uniforms
 from batchbench.errors import ScenarioError, UsageError
-from batchbench.lazy_prompts import RandomPrompt
+from batchbench.lazy_prompts import Joined, RandomPrompt, Stretch
+from batchbench.length_files import read_columns
+from batchbench.limits import MAX_PROMPT_TOKENS
 from batchbench.prompts import load_prompts
-from batchbench.protocol import RequestSpec, Sampling, Tokenizer
-from batchbench.scenario import MAX_PROMPT_TOKENS, Workload
+from batchbench.protocol import RequestSpec, Sampling, Tokenizer, WorkloadClock
+from batchbench.workload_schema import Workload
+
+Entrance = Callable[[int, Sequence[str]], tuple[int, str | None]]
+Prompts = Iterator[Sequence[int]]
+Prefixed = Callable[[int, Sequence[int]], Sequence[int]]  # conversation n's first prompt, from its own part
+_NUMBERS = [str(number) for number in range(256)]
 
 
-def build_requests(workload: Workload, tokenizer: Tokenizer | None = None) -> tuple[RequestSpec, ...]:
+def build_requests(
+    workload: Workload, tokenizer: Tokenizer | None = None, clock: WorkloadClock = "iterations"
+) -> tuple[RequestSpec, ...]:
     """Requests r0, r1, ... in submission order, with seeded random prompts or with texts.
 
-    tokenizer: the engine's, which texts need (`adapters.engine_tokenizer`). Raises UsageError if they have none, and
-    ScenarioError for prompts that cannot be read or are too short.
+    tokenizer: the engine's, which texts need (`adapters.engine_tokenizer`). clock: the scenario's. The turns of a
+    conversation follow each other. Raises UsageError if texts have no tokenizer, and ScenarioError for files that
+    cannot be read, texts that are too short, arrivals that are too far, and lists that another clock counts.
     """
-    nought = (0,) * len(workload.request_lengths)
-    arrivals, priorities = workload.arrival_iterations or nought, workload.priorities or nought
-    prompts = _random_prompts(workload) if workload.prompts is None else _texts(workload, tokenizer)
+    if workload.arrival_iterations is not None and clock != "iterations":
+        raise ScenarioError(f"arrival_iterations counts iterations, but clock is {clock!r}: give [workload.arrivals]")
+    lengths = list(_lengths(workload))
+    prompts, prefix = _random(workload, lengths) if workload.prompts is None else _texts(workload, tokenizer, lengths)
+    return tuple(_limited(_requests(workload, clock, zip(prompts, lengths, strict=True), prefix)))
+
+
+def _requests(
+    workload: Workload,
+    clock: WorkloadClock,
+    asked: Iterable[tuple[Sequence[int], tuple[int | None, int]]],
+    prefix: Prefixed,
+) -> Iterator[RequestSpec]:
+    """asked: own prompt and lengths of every request."""
+    enter, think = _entrance(workload, clock), _thinking(workload, clock)
     sampling = None
     if workload.temperature:
         sampling = Sampling(workload.temperature, workload.top_k, workload.top_p, workload.sampling_seed)
-    requests = tuple(
-        RequestSpec(f"r{number}", prompt, output_tokens, arrival, sampling, priority)
-        for number, (prompt, (_, output_tokens), arrival, priority) in enumerate(
-            zip(prompts, workload.request_lengths, arrivals, priorities, strict=True)
-        )
-    )
-    total = sum(request.prompt_tokens for request in requests)
-    if total > MAX_PROMPT_TOKENS:
-        raise ScenarioError(f"the prompts hold {total} tokens together, more than {MAX_PROMPT_TOKENS}")
-    return requests
+    priorities = workload.priorities or repeat(0, workload.request_count)
+    before: RequestSpec | None = None
+    ends: list[str] = []  # of every conversation so far, its last request
+    for number, (turn, (prompt, (_, output_tokens)), priority) in enumerate(
+        zip(_turns(workload), asked, priorities, strict=True)
+    ):
+        after, history_tokens = None, 0
+        if before is not None and turn:
+            arrival, after, history_tokens = think(), before.request_id, before.prompt_tokens + before.output_tokens
+        else:
+            ends += [before.request_id] if before is not None else []
+            arrival, after = enter(len(ends), ends)
+            prompt = prefix(len(ends), prompt)
+        before = RequestSpec(f"r{number}", prompt, output_tokens, arrival, sampling, priority, after, history_tokens)
+        yield before
 
 
-def workload_hash(requests: tuple[RequestSpec, ...]) -> str:
-    """SHA-256 of the requests themselves, so that two spellings of one workload have one name."""
-    rows = [
-        [
-            r.request_id,
-            list(r.prompt),
-            r.output_tokens,
-            r.arrival,
-            *(astuple(r.sampling) if r.sampling else ()),
-            *((["priority", r.priority],) if r.priority else ()),
-            *((["after", r.after, r.history_tokens],) if r.after else ()),
-        ]
-        for r in requests
-    ]
-    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+def _limited(requests: Iterable[RequestSpec]) -> Iterator[RequestSpec]:
+    """The same, as long as their prompts are not more tokens than anyone means."""
+    total = 0
+    for request in requests:
+        total += request.prompt_tokens
+        if total > MAX_PROMPT_TOKENS:
+            raise ScenarioError(f"the prompts hold {total} tokens together, more than {MAX_PROMPT_TOKENS}")
+        yield request
 
 
-def _random_prompts(workload: Workload) -> Iterator[Sequence[int]]:
-    for number, (tokens, _) in enumerate(workload.request_lengths):
-        assert tokens is not None
-        yield RandomPrompt(f"batchbench prompt {workload.seed} {number}", tokens)
+def workload_hash(requests: Iterable[RequestSpec]) -> str:
+    """SHA-256 of the requests themselves, so that two spellings of one workload have one name.
 
-
-def _texts(workload: Workload, tokenizer: Tokenizer | None) -> Iterator[Sequence[int]]:
-    """Texts in their order, from the first again when they run out.
-
-    Where a request says its prompt_tokens, shorter texts are passed over and longer ones cut: the number is exact.
+    It is of a JSON array with a row for each; ids are made and forgotten request by request.
     """
+    digest = hashlib.sha256()
+    for number, request in enumerate(requests):
+        digest.update(("," if number else "[").encode() + _row(request).encode())
+    digest.update(b"]")
+    return digest.hexdigest()
+
+
+def _row(request: RequestSpec) -> str:
+    """[id, [token ids], output_tokens, arrival, and what not every request has]."""
+    ids = tuple(request.prompt)
+    try:
+        listed = ",".join([_NUMBERS[token] for token in ids])  # bytes, several times as fast as by json
+    except IndexError:
+        listed = ",".join(map(str, ids))
+    rest = [
+        request.output_tokens,
+        request.arrival,
+        *(astuple(request.sampling) if request.sampling else ()),
+        *((["priority", request.priority],) if request.priority else ()),
+        *((["after", request.after, request.history_tokens],) if request.after else ()),
+    ]
+    return f"[{json.dumps(request.request_id)},[{listed}],{json.dumps(rest, separators=(',', ':'))[1:]}"
+
+
+# ---- lengths ---------------------------------------------------------------------------------
+
+
+def _lengths(workload: Workload) -> Iterator[tuple[int | None, int]]:
+    """(own prompt, output) tokens of every request; None: as long as its text is."""
+    if workload.request_lengths is not None:
+        yield from workload.request_lengths
+        return
+    draw = uniforms(f"batchbench lengths {workload.seed}")
+    if workload.lengths_file is not None:
+        prompts, outputs = read_columns(workload.lengths_file, 2)
+        for _ in range(workload.request_count):
+            place = min(int(draw() * len(prompts)), len(prompts) - 1)
+            yield prompts[place], outputs[place]
+        return
+    assert workload.output_tokens is not None
+    prompt_at = None if workload.prompt_tokens is None else length_quantile(workload.prompt_tokens)
+    output_at = length_quantile(workload.output_tokens)
+    for _ in range(workload.request_count):
+        first, second = draw(), draw()
+        if workload.length_correlation is not None:
+            second = correlated(first, second, workload.length_correlation)
+        yield prompt_at and prompt_at(first), output_at(second)
+
+
+# ---- arrivals --------------------------------------------------------------------------------
+
+
+def _turns(workload: Workload) -> Iterator[int]:
+    """Of every request, which turn of its conversation it is, from 0; the last conversation may be cut short."""
+    if workload.conversation is None:
+        yield from repeat(0, workload.request_count)
+        return
+    left, turns_at = workload.request_count, length_quantile(workload.conversation.turns)
+    draw = uniforms(f"batchbench turns {workload.seed}")
+    while left:
+        turns = min(turns_at(draw()), left)
+        yield from range(turns)
+        left -= turns
+
+
+def _entrance(workload: Workload, clock: WorkloadClock) -> Entrance:
+    """When conversation n begins, from its number and the last request of every one before: (arrival, after)."""
+    process, key = workload.arrivals, f"batchbench arrivals {workload.seed}"
+    if isinstance(process, ClosedLoop):
+        users, think = process.users, _delays(process.think, key, clock)
+        return lambda number, ends: (0, None) if number < users else (think(), ends[number - users])
+    times: Iterator[int] = iter(workload.arrival_iterations or repeat(0))
+    if process is not None:
+        times = arrival_times(process, workload.request_count, key, clock)
+    return lambda number, ends: (next(times), None)
+
+
+def _thinking(workload: Workload, clock: WorkloadClock) -> Callable[[], int]:
+    """From a turn's last token to the next turn."""
+    think: Delay = workload.conversation.think if workload.conversation else 0.0
+    return _delays(think, f"batchbench think {workload.seed}", clock)
+
+
+def _delays(delay: Delay, key: str, clock: WorkloadClock) -> Callable[[], int]:
+    draw, delay_at = uniforms(key), delay_quantile(delay)
+    return lambda: on_clock(delay_at(draw()), clock)
+
+
+# ---- prompts ---------------------------------------------------------------------------------
+
+
+def _random(workload: Workload, lengths: Iterable[tuple[int | None, int]]) -> tuple[Prompts, Prefixed]:
+    """Own parts and prefixes of random ids."""
+    prompts = (
+        RandomPrompt(f"batchbench prompt {workload.seed} {number}", tokens or 0)
+        for number, (tokens, _) in enumerate(lengths)
+    )
+    return prompts, _prefixes(
+        workload, lambda part, _, tokens: RandomPrompt(f"batchbench {part} {workload.seed}", tokens)
+    )
+
+
+def _texts(
+    workload: Workload, tokenizer: Tokenizer | None, lengths: Iterable[tuple[int | None, int]]
+) -> tuple[Prompts, Prefixed]:
+    """Texts in their order, from the first again when they run out; prefixes are cut from all of them, joined."""
     assert workload.prompts is not None
     if tokenizer is None:
         raise UsageError(f"prompts = {workload.prompts!r} needs the engine's tokenizer, and there is none")
     encoded = [tuple(tokenizer.encode(text)) for text in load_prompts(workload.prompts)]
+    joined = tuple(token for ids in encoded for token in ids)
+    if not joined:
+        raise ScenarioError(f"the prompts of {workload.prompts!r} have no tokens")
+    if workload.request_lengths is not None or (workload.prompt_tokens is None and workload.lengths_file is None):
+        prompts = _single_texts(workload.prompts, encoded, lengths)
+    else:
+        starts = [0, *accumulate(map(len, encoded))]
+        prompts = (
+            Stretch(joined, starts[number % len(encoded)], tokens or 0) for number, (tokens, _) in enumerate(lengths)
+        )
+    return prompts, _prefixes(workload, lambda _, start, tokens: Stretch(joined, start, tokens))
+
+
+def _single_texts(
+    source: str, encoded: Sequence[tuple[int, ...]], lengths: Iterable[tuple[int | None, int]]
+) -> Prompts:
+    """Each text whole or, where a request says its prompt_tokens, of exactly that many: shorter texts are passed over
+    and longer ones cut.
+    """
     long_enough: dict[int, list[tuple[int, ...]]] = {}
-    for number, (tokens, _) in enumerate(workload.request_lengths):
+    for number, (tokens, _) in enumerate(lengths):
         least = tokens or 1
         if least not in long_enough:
             long_enough[least] = [ids for ids in encoded if len(ids) >= least]
         if not long_enough[least]:
             longest = max(map(len, encoded))
-            raise ScenarioError(f"no prompt of {workload.prompts!r} has {least} tokens; the longest has {longest}")
+            raise ScenarioError(f"no prompt of {source!r} has {least} tokens; the longest has {longest}")
         ids = long_enough[least][number % len(long_enough[least])]
         yield ids[:tokens]
+
+
+def _prefixes(workload: Workload, make: Callable[[str, int, int], Sequence[int]]) -> Prefixed:
+    """make: ids of a part, from its name, where it begins in all prefixes joined, and its length."""
+    if workload.prefix is None:
+        return lambda number, own: own
+    system_tokens, group_tokens = workload.prefix.tokens or 0, workload.prefix.group_tokens or 0
+    system = [make("prefix", 0, system_tokens)] if system_tokens else []
+    groups = [
+        [*system, make(f"prefix group {group}", system_tokens + group * group_tokens, group_tokens)]
+        for group in range(workload.prefix.groups or 0)
+    ] or [system]
+    return lambda number, own: Joined([*groups[number % len(groups)], own])

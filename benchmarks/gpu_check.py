@@ -339,7 +339,8 @@ def larger_sweep(bench: Bench) -> Json:
     """The mid-size model through four pools: texts proved identical, what the smaller pools cost."""
     from batchbench import build_requests, sweep_pool_sizes
     from batchbench.adapters.own import OwnEngine
-    from batchbench.scenario import EngineSettings, Workload
+    from batchbench.scenario import EngineSettings
+    from batchbench.workload_schema import Workload
 
     count, prompt, output = (2, 6, 4) if bench.toy else (32, 192, 64)
     workload = Workload(requests=count, prompt_tokens=prompt, output_tokens=output)

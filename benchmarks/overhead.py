@@ -30,7 +30,8 @@ from batchbench.plots import draw_all
 from batchbench.protocol import Point
 from batchbench.recorder import LedgerSink
 from batchbench.results import ResultWriter, load_result
-from batchbench.scenario import EngineSettings, Workload
+from batchbench.scenario import EngineSettings
+from batchbench.workload_schema import Workload
 from benchmarks.promise import SMOLLM2
 from engine.batch import Batch, Decoder
 from engine.config import SchedulerConfig

@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pyarrow as pa
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
+from batchbench.arrivals import PROCESSES
 from batchbench.cli import app
+from batchbench.distributions import DELAYS, LENGTHS
 from batchbench.present import sweep_sheet
 from batchbench.results import load_result
-from batchbench.scenario import EngineSettings, Scenario, Sweep, Workload
+from batchbench.scenario import EngineSettings, Scenario, Sweep
 from batchbench.schema import ABOUT, TABLES
+from batchbench.workload_schema import Conversation, Prefix, Workload
 
 DOCS = Path(__file__).parent
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -50,6 +55,8 @@ def scenario_keys() -> str:
         ("", Scenario),
         ("engine.", EngineSettings),
         ("workload.", Workload),
+        ("workload.prefix.", Prefix),
+        ("workload.conversation.", Conversation),
         ("sweep.", Sweep),
     )
     for prefix, model in sections:
@@ -58,6 +65,30 @@ def scenario_keys() -> str:
                 default = "required" if field.is_required() else f"`{field.default}`"
                 lines.append(f"| `{prefix}{name}` | {default.replace('`None`', '-')} | {field.description} |")
     return "\n".join(lines) + "\n"
+
+
+def traffic_keys() -> str:
+    """Every distribution and arrival process: its formula, and its keys with their defaults."""
+    kinds: tuple[tuple[str, str, tuple[type[BaseModel], ...]], ...] = (
+        ("length", "dist", LENGTHS),
+        ("delay", "dist", DELAYS),
+        ("arrivals", "process", PROCESSES),
+    )
+    lines = ["| of | kind | what it is | keys |", "| --- | --- | --- | --- |"]
+    for what, key, models in kinds:
+        for model in models:
+            about = " ".join((model.__doc__ or "").split())
+            fields = [(name, field) for name, field in model.model_fields.items() if name != key]
+            keys = "; ".join(f"`{name}`: {_told(field)}" for name, field in fields)
+            lines.append(f"| {what} | `{get_args(model.model_fields[key].annotation)[0]}` | {about} | {keys} |")
+    return "\n".join(lines) + "\n"
+
+
+def _told(field: FieldInfo) -> str:
+    """What a key is, and its default if it has one."""
+    description = (field.description or "").removesuffix(".")
+    described = description[:1].lower() + description[1:]
+    return described if field.is_required() or field.default is None else f"{described} (`{field.default}`)"
 
 
 def command_help() -> str:
@@ -79,6 +110,7 @@ def table(folder: str) -> str:
 GENERATORS: dict[str, Callable[[], str]] = {
     "columns": columns,
     "scenario-keys": scenario_keys,
+    "traffic-keys": traffic_keys,
     "command-help": command_help,
 }
 

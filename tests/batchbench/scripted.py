@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from batchbench import IterationOutcome, RequestSpec, Text
+from batchbench import IterationOutcome, RequestSpec, SweepObserver, Text
 from batchbench.adapters.fake import FakeClock, ScriptedEngine
 from batchbench.driver import RunObserver, run_workload
 from batchbench.ledger import Ledger
 from batchbench.protocol import Point
+from batchbench.results import ResultWriter, load_result
 from batchbench.service import Slo
 from batchbench.tables import point_key, point_tables
 
@@ -51,6 +52,32 @@ def tables_of(requests, script, slo=None, **options):
     timing = play(requests, script, tables=tables, **options)
     found = {**tables, **point_tables(0, timing, None, slo or Slo())}
     return {name: table.to_pylist() for name, table in found.items()}
+
+
+class Saves(SweepObserver):
+    """Writes every point as it runs, as a command does."""
+
+    def __init__(self, folder):
+        self.writer = ResultWriter(folder)
+        self.writer.open()
+
+    def ledger(self, point, engine):
+        return self.writer.open_point(point, engine)
+
+    def close(self):
+        """The point stays open until its timing is there."""
+
+    def on_timing(self, timing):
+        self.writer.save_point(timing)
+
+
+def result_of(folder, run, requests, script, **options):
+    """Play a script into a folder and read it back."""
+    saves = Saves(folder)
+    timing = play(requests, script, tables=saves, **options)
+    saves.on_timing(timing)
+    saves.writer.join([timing], run)
+    return load_result(folder)
 
 
 def play(requests, script, *, slots=2, pool_blocks=8, step_s=None, texts=None, numerics=None, tables=None):

@@ -19,6 +19,7 @@ from batchbench.driver import run_workload
 from batchbench.errors import UsageError
 from batchbench.protocol import RequestSpec
 from batchbench.scenario import EngineSettings
+from tests.batchbench.scripted import Outcomes
 from tests.batchbench.test_cli import assert_refused, here, invoke, scenario  # noqa: F401  # a fixture
 
 
@@ -178,8 +179,9 @@ REQUESTS = [RequestSpec(f"r{n}", tuple(range(1, 6 + n)), 20) for n in range(6)]
 
 def ledger(engine, path):
     settings = EngineSettings(**SETTINGS, calibration=str(path))
-    records = run_workload(engine_factory(engine, settings)(14), REQUESTS).iterations
-    return [dataclasses.replace(r.outcome, padded_tokens=None, copy_s=None) for r in records]
+    seen = Outcomes()
+    run_workload(engine_factory(engine, settings)(14), REQUESTS, observer=seen, skips=False)
+    return [dataclasses.replace(outcome, padded_tokens=None, copy_s=None) for _, outcome in seen.outcomes]
 
 
 def test_cheaper_follows_the_file_and_both_engines_agree(tmp_path):

@@ -11,15 +11,13 @@ from matplotlib.image import imread
 
 from batchbench import plots
 from batchbench.results import load_result
-from batchbench.tables import arrow_tables
-from tests.batchbench.scripted import it, play, request
-from tests.batchbench.test_tables import timings, write  # noqa: F401  # the fixture
+from tests.batchbench.scripted import it, request, result_of
+from tests.batchbench.test_tables import day34  # noqa: F401  # the fixture
 
 
 @pytest.fixture
-def result(tmp_path, timings):  # noqa: F811
-    write(tmp_path / "o", timings)
-    return load_result(tmp_path / "o")
+def result(day34):  # noqa: F811
+    return load_result(day34)
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +55,8 @@ def test_pool_sweep_names_the_pool_that_evicts_more_and_recomputes_less(result):
 
 
 @pytest.mark.parametrize(("numerics", "marked"), [("fast", True), ("exact", False)])
-def test_figures_say_when_numerics_is_fast(tmp_path, timings, numerics, marked):  # noqa: F811
-    write(tmp_path, timings, {"scenario": {"name": "day34"}, "engine": {"slots": 6, "numerics": numerics}})
-    result = load_result(tmp_path)
+def test_figures_say_when_numerics_is_fast(result, numerics, marked):
+    result = plots.Result({**result.run, "engine": {"slots": 6, "numerics": numerics}}, result.arrow)
     for figure in (plots.pool_sweep(result), plots.staircase(result), plots.slot_timeline(result, 4),
                    plots.rows_against_positions(result, 4)):  # fmt: skip
         assert ("day34 (fast numerics): " in texts(figure)) == marked
@@ -98,27 +95,27 @@ def test_the_closer_look_is_at_the_pool_that_recomputes_most(result):
     assert plots._closer_look(result, None) == 4
 
 
-def odd_result(timings):  # noqa: F811
+def odd_result(folder, requests, script, **options):
     run = {"scenario": {"name": "odd $x_1$"}, "engine": {"slots": 2}}
-    return plots.Result(run, arrow_tables(timings, paired=False))
+    return result_of(folder / "o", run, requests, script, **options)
 
 
 def test_an_engine_that_reports_little_still_gets_its_figures(tmp_path):
     script = [it(2), it(1, preempted=("a",)), it(1), it(2, finished=("a", "b"))]
-    odd = odd_result([play([request("a", 3), request("b", 3)], script)])
+    odd = odd_result(tmp_path, [request("a", 3), request("b", 3)], script)
     names = [path.name for path in plots.draw_all(odd, tmp_path)]
     assert names == ["pool_sweep.png", "staircase.png", "rows_against_positions.png"]  # no slots, no timeline
     assert "no iteration is known" in texts(plots.rows_against_positions(odd, 0))
 
 
 def test_a_single_pool_with_a_single_request_draws(tmp_path):
-    odd = odd_result([play([request("a", 1)], [it(1, finished=("a",))])])
+    odd = odd_result(tmp_path, [request("a", 1)], [it(1, finished=("a",))])
     plots.draw_all(odd, tmp_path)
     assert "same text" not in texts(plots.pool_sweep(odd))
 
 
 def test_many_requests_draw_without_labels_that_collide(tmp_path):
     requests = [request(f"r{n}", 1) for n in range(200)]
-    odd = odd_result([play(requests, [it(1, finished=(r.request_id,)) for r in requests], slots=1)])
+    odd = odd_result(tmp_path, requests, [it(1, finished=(r.request_id,)) for r in requests], slots=1)
     plots.draw_all(odd, tmp_path)
     assert "r100" not in texts(plots.staircase(odd))

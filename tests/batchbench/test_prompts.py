@@ -7,8 +7,9 @@ import pytest
 from batchbench import build_requests, engine_tokenizer, load_scenario
 from batchbench.errors import ScenarioError, UsageError
 from batchbench.prompts import load_prompts
-from batchbench.scenario import EngineSettings, Workload
+from batchbench.scenario import EngineSettings
 from batchbench.workload import workload_hash
+from batchbench.workload_schema import Workload
 from tests.engine.test_gguf_to_folder import written
 from tests.helpers import bare_engine, drain
 

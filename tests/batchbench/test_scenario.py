@@ -96,7 +96,7 @@ def test_defaults_and_frozenness(tmp_path):
         ("slots = 2", f"slots = 2\n{'a.' * 3000}a = 1", "nested too deeply"),
         ("pools = [16, 8]", f"pools = [{10**30}]", "sweep.pools.0: must be at most 2147483647"),
         ("prompt_tokens = 4", f"prompt_tokens = {10**12}", "workload.prompt_tokens: must be at most 10000000"),
-        ("requests = 3\nprompt_tokens = 4", "requests = 1000\nprompt_tokens = 1000000", "more than 100000000"),
+        ("requests = 3\nprompt_tokens = 4", "requests = 10000\nprompt_tokens = 2000000", "more than 10000000000"),
         ("[sweep]", "[sweep", "not valid TOML: .*line 9"),
         ("requests = 3", 'requests = 3\nprompts = ""', "workload.prompts: .*at least 1 character"),
         ("requests = 3", "requests = 3\nprompts = ['a']", "workload.prompts: must be a string"),

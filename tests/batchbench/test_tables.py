@@ -10,43 +10,61 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchbench import Admission, Eviction, Prefill, build_requests, engine_factory, load_scenario, sweep_pool_sizes
+from batchbench import (
+    Admission,
+    Eviction,
+    Prefill,
+    build_requests,
+    engine_factory,
+    load_scenario,
+    sweep_pool_sizes,
+)
+from batchbench.adapters.fake import FakeClock, ScriptedEngine
 from batchbench.errors import BatchbenchError, ResultError
+from batchbench.protocol import Point
 from batchbench.results import ResultWriter, load_result
 from batchbench.schema import TABLES, arrow_schema
-from batchbench.tables import arrow_tables
-from tests.batchbench.scripted import it, play, request
+from tests.batchbench.scripted import Saves, it, request, result_of, tables_of
 from tests.batchbench.test_cli import everything_under
-
-
-@pytest.fixture(scope="module")
-def timings():
-    scenario = load_scenario("scenarios/day34.toml")
-    return sweep_pool_sizes(
-        build_requests(scenario.workload), scenario.sweep.pools, engine_factory("own", scenario.engine)
-    )
-
-
-@pytest.fixture(scope="module")
-def tables(timings):
-    return {n: t.to_pylist() for n, t in arrow_tables(timings).items()}
-
 
 RUN = {"scenario": {"name": "day34"}, "engine": {"slots": 6}}
 
 
-def write(folder, timings, run=None):
-    writer = ResultWriter(folder)
-    writer.open()
-    for timing in timings:
-        writer.save_point(timing)
-    writer.join(timings, run or RUN)
+def sweep_into(folder, engine="own", pools=None):
+    scenario, saves = load_scenario("scenarios/day34.toml"), Saves(folder)
+    timings = sweep_pool_sizes(
+        build_requests(scenario.workload),
+        pools or scenario.sweep.pools,
+        engine_factory(engine, scenario.engine),
+        observer=saves,
+    )
+    return saves.writer, timings
+
+
+@pytest.fixture(scope="module")
+def day34(tmp_path_factory):
+    """Where a whole result lies."""
+    folder = tmp_path_factory.mktemp("result")
+    writer, timings = sweep_into(folder)
+    writer.join(timings, RUN)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, day34):
+    """A copy of it to damage."""
+    shutil.copytree(day34, tmp_path / "o")
+    return tmp_path / "o"
+
+
+@pytest.fixture(scope="module")
+def tables(day34):
+    return {name: pq.read_table(day34 / f"{name}.parquet").to_pylist() for name in TABLES}
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_files_carry_the_schema_with_units_and_meanings(tmp_path, timings, name):
-    write(tmp_path / "o", timings)
-    schema = pq.read_schema(tmp_path / "o" / f"{name}.parquet")
+def test_files_carry_the_schema_with_units_and_meanings(day34, name):
+    schema = pq.read_schema(day34 / f"{name}.parquet")
     assert schema.names == [column.name for column in TABLES[name]]
     for column in TABLES[name]:
         field = schema.field(column.name)
@@ -54,7 +72,7 @@ def test_files_carry_the_schema_with_units_and_meanings(tmp_path, timings, name)
         assert field.nullable == bool(column.null_when)
         assert field.metadata[b"unit"].decode() == column.unit
         assert field.metadata[b"meaning"].decode() == column.meaning
-    assert schema.metadata[b"schema_version"] == b"2"
+    assert schema.metadata[b"schema_version"] == b"3"
 
 
 def test_rows_add_up_across_tables(tables):
@@ -80,7 +98,9 @@ def test_rows_add_up_across_tables(tables):
 
 def test_a_latency_is_queueing_plus_waiting_to_return_plus_one_iteration_per_token(tables):
     for row in tables["requests"]:
-        assert row["latency_iterations"] == row["queued_iterations"] + row["evicted_iterations"] + row["output_tokens"]
+        assert (
+            row["latency_iterations"] == row["queued_iterations"] + row["returning_iterations"] + row["output_tokens"]
+        )
 
 
 def test_paired_latencies_compare_with_the_roomy_pool(tables):
@@ -122,10 +142,9 @@ def test_waiting_counts_from_arrival_and_idle_iterations_are_not_iterations():
         it(0, admissions=admitted[1]),
         it(1, admissions=admitted[2], finished=("b",)),
     ]
-    timing = play([request("a"), request("b", arrival=1)], script, slots=1)
-    tables = arrow_tables([timing], paired=False)
-    assert tables["requests"]["queued_iterations"].to_pylist() == [0, 1]
-    assert tables["pools"]["iterations"].to_pylist() == [2]
+    tables = tables_of([request("a"), request("b", arrival=1)], script, slots=1)
+    assert [row["queued_iterations"] for row in tables["requests"]] == [0, 1]
+    assert [row["iterations"] for row in tables["pools"]] == [2]
 
 
 def test_requests_preempted_counts_requests_not_evictions(tables):
@@ -134,11 +153,9 @@ def test_requests_preempted_counts_requests_not_evictions(tables):
     ]  # fmt: skip
 
 
-def test_parts_of_an_earlier_sweep_are_gone_when_one_begins(tmp_path, timings):
-    for timing in timings[:2]:
-        writer = ResultWriter(tmp_path)
-        writer.open()
-        writer.save_point(timing)
+def test_parts_of_an_earlier_sweep_are_gone_when_one_begins(tmp_path):
+    for pool in (48, 32):
+        sweep_into(tmp_path, "schedule", [pool])
     assert [path.name for path in (tmp_path / "batchbench-parts").glob("point-*")] == ["point-0"]
     saved = pq.read_table(tmp_path / "batchbench-parts/point-0/pools.parquet")
     assert saved["pool_blocks"].to_pylist() == [32]
@@ -146,8 +163,7 @@ def test_parts_of_an_earlier_sweep_are_gone_when_one_begins(tmp_path, timings):
 
 def test_what_an_engine_does_not_report_is_null_not_zero():
     script = [it(1), it(0, preempted=("a",)), it(1, finished=("a",))]
-    timing = play([request("a", 2)], script)
-    rows = {name: table.to_pylist() for name, table in arrow_tables([timing], paired=False).items()}
+    rows = tables_of([request("a", 2)], script)
     (pool,) = rows["pools"]
     for name in (
         "pool_bytes", "padded_tokens", "prefill_rows", "recomputed_tokens", "rebuilt_tokens", "recompute_fraction",
@@ -159,7 +175,7 @@ def test_what_an_engine_does_not_report_is_null_not_zero():
     assert pool["forward_tokens"] == 2
     assert rows["admissions"] == rows["prefills"] == []
     (row,) = rows["requests"]
-    assert row["queued_iterations"] is row["evicted_iterations"] is row["rebuilt_tokens"] is None
+    assert row["queued_iterations"] is row["returning_iterations"] is row["rebuilt_tokens"] is None
     (eviction,) = rows["evictions"]
     assert (eviction["iteration"], eviction["slot"], eviction["resumed_iteration"]) == (1, None, None)
     assert rows["iterations"][0]["forward_tokens"] is None
@@ -172,8 +188,7 @@ def test_every_table_says_what_is_promised_of_the_bits(tmp_path, numerics):
     prefills = (Prefill("a", 1, 0, False),)
     script = [it(1, admissions=admitted, prefills=prefills), it(0, preempted=("a",), evictions=evicted, admissions=()),
               it(1, admissions=admitted, finished=("a",))]  # fmt: skip
-    write(tmp_path, [play([request("a", 2)], script, numerics=numerics)])
-    result = load_result(tmp_path)
+    result = result_of(tmp_path, RUN, [request("a", 2)], script, numerics=numerics)
     for name in TABLES:
         assert {row["numerics"] for row in result.rows(name)} == {numerics}, name
         assert str(result.tables[name]["numerics"].dtype) == "category"
@@ -184,8 +199,8 @@ def test_admissions_without_evictions_do_not_make_up_a_waiting_time():
         it(1, preempted=None, admissions=(Admission("a", 0, False),)),
         it(1, preempted=None, admissions=(), finished=("a",)),
     ]
-    (row,) = arrow_tables([play([request("a", 2)], script)], paired=False)["requests"].to_pylist()
-    assert row["preemptions"] is row["evicted_iterations"] is row["queued_iterations"] is None
+    (row,) = tables_of([request("a", 2)], script)["requests"]
+    assert row["preemptions"] is row["returning_iterations"] is row["queued_iterations"] is None
 
 
 def test_null_when_is_said_of_every_column_that_can_be_null_and_of_no_other(tables):
@@ -196,20 +211,17 @@ def test_null_when_is_said_of_every_column_that_can_be_null_and_of_no_other(tabl
         assert arrow_schema(name).names == list(rows[0])
 
 
-def test_each_pool_is_on_disk_as_soon_as_it_is_done_and_parts_go_when_joined(tmp_path, timings):
-    writer = ResultWriter(tmp_path)
-    writer.open()
-    writer.save_point(timings[0])
+def test_each_pool_is_on_disk_as_soon_as_it_is_done_and_parts_go_when_joined(tmp_path):
+    writer, timings = sweep_into(tmp_path, "schedule", [48])
     part = tmp_path / "batchbench-parts/point-0"
     assert everything_under(part) == sorted(f"{name}.parquet" for name in TABLES)
     assert pq.read_table(part / "pools.parquet").num_rows == 1
-    writer.join(timings[:1], RUN)
+    writer.join(timings, RUN)
     assert everything_under(tmp_path) == sorted([*(f"{name}.parquet" for name in TABLES), "run.json"])
 
 
-def test_reading_back_gives_what_was_written(tmp_path, timings):
-    write(tmp_path / "o", timings)
-    result = load_result(tmp_path / "o")
+def test_reading_back_gives_what_was_written(day34):
+    result = load_result(day34)
     assert result.run["scenario"] == {"name": "day34"}
     assert list(result.tables["pools"]["pool_blocks"]) == [48, 32, 24, 16, 12, 8]
     assert list(result.point("requests", 4)["latency_iterations"]) == [24, 28, 36, 44, 56, 64]
@@ -294,7 +306,7 @@ def damage_json_type(folder):
     ("damage", "message"),
     [
         (damage_missing, "is not a result folder: it lacks texts.parquet"),
-        (damage_version, "has schema version 99, this batchbench reads 2"),
+        (damage_version, "has schema version 99, this batchbench reads 3"),
         (damage_run_id, "pools.parquet is from another run than run.json"),
         (damage_requests, "requests.parquet does not have every request once per point"),
         (damage_ledger, "evictions.parquet speaks of points or requests that are not there"),
@@ -304,24 +316,24 @@ def damage_json_type(folder):
         (damage_name, "run.json lacks the scenario's name"),
         (damage_engine, "run.json lacks the scenario's name, its engine or"),
         (damage_empty, "pools.parquet has no points"),
-        (damage_columns, "pools.parquet has other columns than schema version 2"),
+        (damage_columns, "pools.parquet has other columns than schema version 3"),
         (damage_truncate, "damaged file"),
         (damage_json, "damaged file"),
         (damage_json_type, "has schema version None"),
     ],
 )
-def test_a_damaged_folder_is_refused(tmp_path, timings, damage, message):
-    write(tmp_path / "o", timings)
-    damage(tmp_path / "o")
+def test_a_damaged_folder_is_refused(folder, damage, message):
+    damage(folder)
     with pytest.raises(ResultError, match=message):
-        load_result(tmp_path / "o")
+        load_result(folder)
 
 
-def test_a_folder_that_vanishes_is_one_error(tmp_path, timings):
+def test_a_folder_that_vanishes_is_one_error(tmp_path):
+    about = ScriptedEngine([], {}, slots=1, pool_blocks=4, clock=FakeClock()).describe()
     writer = ResultWriter(tmp_path / "o")
     writer.open()
     shutil.rmtree(tmp_path / "o/batchbench-parts")
     with pytest.raises(BatchbenchError, match="output folder .*o: .*No such file or directory"):
-        writer.save_point(timings[0])
+        writer.open_point(Point(4), about)
     with pytest.raises(BatchbenchError, match="output folder .*o: .*No such file or directory"):
-        writer.join(timings, {})
+        writer.join([], {})

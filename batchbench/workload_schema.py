@@ -1,0 +1,185 @@
+"""The [workload] of a scenario: what it may say, and what contradicts itself."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from batchbench.arrivals import DRAWN, Arrivals, ClosedLoop
+from batchbench.arrivals import TAGS as PROCESS_TAGS
+from batchbench.distributions import TAGS as DIST_TAGS
+from batchbench.distributions import Delay, Length
+from batchbench.limits import MAX_PROMPT_TOKENS, FilePath, Frozen, Index, Requests, Tokens
+
+TAGS = DIST_TAGS | PROCESS_TAGS
+Lengths = tuple[tuple[int | None, int], ...]
+
+
+class Prefix(Frozen):
+    """What prompts begin with: a system prompt that all share, then the examples of one of several groups."""
+
+    tokens: Tokens | None = Field(None, description="Length of the system prompt, with which every prompt begins.")
+    groups: Requests | None = Field(
+        None, description="Groups of few-shot examples: request n (or conversation n) has those of group n mod groups."
+    )
+    group_tokens: Tokens | None = Field(None, description="Length of each group's examples, after the system prompt.")
+
+    @model_validator(mode="after")
+    def _something(self) -> Prefix:
+        if (self.groups is None) != (self.group_tokens is None):
+            raise ValueError("groups and group_tokens belong together: how many, and how long each is")
+        if self.tokens is None and self.groups is None:
+            raise ValueError("there is neither tokens (a system prompt) nor groups and group_tokens")
+        return self
+
+
+class Conversation(Frozen):
+    """Requests that follow each other: a turn resends what was said before it, and adds its own prompt."""
+
+    turns: Length = Field(description="Requests of a conversation: an integer, or a table with `dist`.")
+    think: Delay = Field(
+        0.0, description="From a turn's last token to the next turn's arrival: a number, or a table with `dist`."
+    )
+
+
+class Workload(Frozen):
+    """Requests: `requests` whose lengths are equal or drawn, or a list of `lengths`; prompts random, or texts."""
+
+    requests: Requests | None = Field(None, description="How many, of equal or drawn lengths; all turns counted.")
+    prompt_tokens: Length | None = Field(
+        None,
+        description="Length of each request's own prompt, without prefix and history: an integer, or a table with "
+        "`dist`; with `prompts`, may be left out: each text whole.",
+    )
+    output_tokens: Length | None = Field(
+        None, description="Tokens that each request generates: an integer, or a table with `dist`."
+    )
+    length_correlation: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)] | None = Field(
+        None, description="Rank correlation (Spearman's) of drawn prompt and output lengths; independent if left out."
+    )
+    lengths: tuple[tuple[Tokens, Tokens], ...] | None = Field(
+        None, description="Explicit requests, each [prompt_tokens, output_tokens]."
+    )
+    lengths_file: FilePath | None = Field(
+        None,
+        description="Path, from the working folder, of recorded pairs `prompt_tokens output_tokens`, one a line: each "
+        "request draws one, with replacement.",
+    )
+    arrival_iterations: tuple[Index, ...] | None = Field(
+        None, description="Iteration in which each request arrives; all at 0 if left out."
+    )
+    arrivals: Arrivals | None = Field(None, description="A process instead of a list: a table with `process`.")
+    prefix: Prefix | None = Field(None, description="What prompts begin with, shared: a table.")
+    conversation: Conversation | None = Field(
+        None, description="Requests are the turns of conversations, whose first turns the arrivals are of: a table."
+    )
+    priorities: tuple[Index, ...] | None = Field(
+        None,
+        description="Of each request, for the victim rule `priority`: the highest number gives way; all 0 if left out.",
+    )
+    prompts: FilePath | None = Field(
+        None,
+        description="Texts instead of random token ids: `natural` (a set that ships with batchbench), or the path of "
+        "a file, from the working folder.",
+    )
+    seed: Index = Field(0, description="Seed of all that is drawn: random prompts' token ids, lengths, arrivals.")
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(
+        0.0, description="0 takes the best token (greedy); above, tokens are drawn, logits divided by it."
+    )
+    top_k: Index = Field(0, description="Of drawn tokens: among that many of the best; 0 for all.")
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
+        1.0, description="Of drawn tokens: among the fewest of these whose probabilities reach it."
+    )
+    sampling_seed: Index = Field(0, description="Seed of drawn tokens, with the request and the position.")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Workload:
+        given = [name for name in ("requests", "prompt_tokens", "output_tokens") if getattr(self, name) is not None]
+        if self.lengths is not None and given:
+            raise ValueError(f"give either lengths or {', '.join(given)}, not both")
+        recorded = [name for name in ("lengths", "prompt_tokens", "output_tokens") if getattr(self, name) is not None]
+        if self.lengths_file is not None and recorded:
+            raise ValueError(f"give either lengths_file or {', '.join(recorded)}, not both")
+        needed = ["requests"]
+        if self.lengths_file is None:
+            needed += ["prompt_tokens"] * (self.prompts is None) + ["output_tokens"]
+        if self.lengths is None and (missing := [name for name in needed if name not in given]):
+            raise ValueError(f"{', '.join(missing)} missing (or give lengths = [[prompt, output], ...])")
+        if self.lengths is not None and not self.lengths:
+            raise ValueError("lengths is empty: there are no requests")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> Workload:
+        """No key that would do nothing."""
+        if self.prompts is not None and self.seed and not self._draws:
+            raise ValueError(f"seed = {self.seed} draws random prompts, but prompts = {self.prompts!r}; leave one out")
+        fixed = [name for name in ("prompt_tokens", "output_tokens") if _plain(getattr(self, name))]
+        if self.length_correlation is not None and fixed:
+            raise ValueError(f"length_correlation is of two drawn lengths, but {fixed[0]} is not a table with dist")
+        neutral = {"top_k": 0, "top_p": 1.0, "sampling_seed": 0}
+        ignored = [name for name, value in neutral.items() if getattr(self, name) != value]
+        if ignored and not self.temperature:
+            raise ValueError(f"{', '.join(ignored)} would do nothing: temperature is 0, which takes the best token")
+        return self
+
+    @model_validator(mode="after")
+    def _as_many(self) -> Workload:
+        """Lists are as long as there are requests, and not more tokens than anyone means."""
+        total = sum(prompt or 0 for prompt, _ in self.request_lengths or ())
+        if total > MAX_PROMPT_TOKENS:
+            raise ValueError(f"the prompts hold {total} tokens together, more than {MAX_PROMPT_TOKENS}")
+        for name in ("arrival_iterations", "priorities"):
+            listed = getattr(self, name)
+            if listed is not None and len(listed) != self.request_count:
+                raise ValueError(f"{name} has {len(listed)} entries for {self.request_count} requests")
+        return self
+
+    @model_validator(mode="after")
+    def _one_arrival(self) -> Workload:
+        for name in ("arrivals", "conversation"):
+            if self.arrival_iterations is not None and getattr(self, name) is not None:
+                raise ValueError(f"give either arrival_iterations or [workload.{name}], not both")
+        users = self.arrivals.users if isinstance(self.arrivals, ClosedLoop) else 0
+        if users > self.request_count:
+            raise ValueError(f"arrivals.users is {users}, but there are only {self.request_count} requests")
+        groups = (self.prefix.groups if self.prefix else None) or 0
+        if groups > self.request_count:
+            raise ValueError(f"prefix.groups is {groups}, but there are only {self.request_count} requests")
+        return self
+
+    @property
+    def request_count(self) -> int:
+        """Requests, every turn of a conversation counted."""
+        return len(self.lengths) if self.lengths is not None else self.requests or 0
+
+    @property
+    def request_lengths(self) -> Lengths | None:
+        """(prompt_tokens, output_tokens) of every request, in submission order; None: as long as its text is.
+
+        None for the whole where lengths are drawn.
+        """
+        if self.lengths is not None:
+            return self.lengths
+        if not isinstance(self.output_tokens, int) or not (self.prompt_tokens is None or _plain(self.prompt_tokens)):
+            return None
+        assert self.prompt_tokens is None or isinstance(self.prompt_tokens, int)
+        return ((self.prompt_tokens, self.output_tokens),) * self.request_count
+
+    @property
+    def _draws(self) -> bool:
+        """Whether `seed` decides anything but random prompts."""
+        if self.lengths_file is not None or isinstance(self.arrivals, DRAWN):
+            return True
+        chosen: list[object] = [self.prompt_tokens, self.output_tokens]
+        if isinstance(self.arrivals, ClosedLoop):
+            chosen.append(self.arrivals.think)
+        if self.conversation is not None:
+            chosen += [self.conversation.turns, self.conversation.think]
+        return not all(map(_plain, chosen))
+
+
+def _plain(length: object) -> bool:
+    """Said in the scenario, not drawn."""
+    return length is None or isinstance(length, (int, float))
