@@ -19,7 +19,7 @@ from batchbench.schema import ABOUT, TABLES
 DOCS = Path(__file__).parent
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _TABLE = re.compile(r"(<!-- table: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_COMMANDS = ("sweep", "validate", "schema", "plot", "doctor", "calibrate", "cost")
+_COMMANDS = ("sweep", "validate", "schema", "plot", "doctor", "calibrate", "cost", "inspect")
 
 
 def columns() -> str:
