@@ -116,10 +116,17 @@ def _sheets(found: dict[str, Any]) -> list[Sheet]:
     """Lengths, and the demand over time where there are times."""
     names = ("mean", "p50", "p90", "p95", "p99", "max")
     lengths = [(what, found[what]) for what in ("prompt", "output") if found[what] is not None]
+    some = len({one["rows"] for _, one in lengths}) > 1  # not every row says the length of its output
     sheets = [
         Sheet(
             ("length", *names),
-            tuple((f"{what} [{one['unit']}]", *(f"{one[name]:.0f}" for name in names)) for what, one in lengths),
+            tuple(
+                (
+                    f"{what} [{one['unit']}]" + (f" of {one['rows']} rows" if some else ""),
+                    *(f"{one[name]:.0f}" for name in names),
+                )
+                for what, one in lengths
+            ),
         )
     ]
     if demand := found["demand"]:
@@ -154,10 +161,11 @@ def _lines(found: dict[str, Any]) -> list[str]:
         )
     if demand := found["demand"]:
         least, most = demand["peak_blocks_at_least"], demand["peak_blocks_at_most"]
+        blocks = f"{least} to {most}" if least < most else str(least)
         lines.append(
             f"KV demand, as if nobody waited and a token took {demand['seconds_per_token']:g} s (an assumption: "
             f"--seconds-per-token), prefixes not shared: "
-            f"peak {demand['peak_positions']} positions, {least} to {most} blocks of {demand['block_size']}; "
+            f"peak {demand['peak_positions']} positions, {blocks} blocks of {demand['block_size']}; "
             f"mean {demand['mean_positions']:.0f} positions; at most {demand['peak_requests']} requests at once"
         )
     return lines

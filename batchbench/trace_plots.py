@@ -9,13 +9,13 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from batchbench.errors import BatchbenchError
 from batchbench.plots import ALERT, DARK, LIGHT, MID, STYLE
 from batchbench.trace_stats import Demand, Ints, TraceFacts, demand_bins
 
-_ARRIVAL_BINS, _DEMAND_BINS = 120, 400
+_ARRIVAL_BINS, _DEMAND_BINS = 120, 160
 _MARKS = ((0.5, "o", "p50"), (0.95, "s", "p95"), (0.99, "^", "p99"))
 
 
@@ -85,6 +85,8 @@ def _lengths(axes: Axes, title: str, lengths: Ints, unit: str) -> None:
     axes.set_xscale("log")
     if values[0] == values[-1]:
         axes.set_xlim(values[0] / 2, values[0] * 2)
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,)))
     axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set(title=f"{title}: mean {lengths.mean():,.0f}, longest {values[-1]:,} {unit}", ylim=(0, 1.02))

@@ -181,7 +181,7 @@ def _integral(demand: Demand) -> Floats:
 def describe(facts: TraceFacts, demand: Demand | None, block_size: int) -> dict[str, Any]:
     """Everything that can be said of a trace with at least one row; None where it is not known."""
     found: dict[str, Any] = {
-        "prompt": {"unit": facts.prompt_unit, **length_percentiles(facts.prompt)},
+        "prompt": {"unit": facts.prompt_unit, "rows": facts.rows, **length_percentiles(facts.prompt)},
         "output": None,
         "shared_prefix_share": None,
         "arrivals": None,

@@ -100,12 +100,12 @@ class Clock:
         scale = UNITS_NS.get(self.unit or "")
         if scale is not None and type(value) is int:
             return self._checked(value * scale, value)
-        dated = value if type(value) is tuple else _date_ns(value) if isinstance(value, str) else None
-        if dated is not None:
-            return self._dated(dated, value, note)
         number = None if self.unit == "date" else _decimal(value, note)
         if number is None:
-            raise RefusedCell(f"time is {shown(value)}, " + self._wanted())
+            dated = value if type(value) is tuple else _date_ns(value) if isinstance(value, str) else None
+            if dated is None or self.unit not in (None, "date"):
+                raise RefusedCell(f"time is {shown(value)}, {self._wanted()}")
+            return self._dated(dated, value, note)
         if scale is None:
             self.unit = next((unit for limit, unit in _MAGNITUDES if abs(number) < limit), "ns")
             scale = UNITS_NS[self.unit]
@@ -114,8 +114,6 @@ class Clock:
         return int((number * scale).to_integral_value())
 
     def _dated(self, dated: tuple[int, bool], value: object, note: Callable[[str], None]) -> int:
-        if self.unit not in (None, "date"):
-            raise RefusedCell(f"time is {shown(value)}, " + self._wanted())
         self.unit = "date"
         ns, zoned = dated
         if not zoned:
@@ -153,7 +151,7 @@ def _date_ns(text: str) -> tuple[int, bool] | None:
 
 
 def _offset_s(zone: str | None, text: str) -> int:
-    if zone is None or zone in "Zz" or zone == "UTC":
+    if zone is None or zone in ("Z", "z", "UTC"):
         return 0
     digits = zone[1:].replace(":", "").ljust(4, "0")
     hours, minutes = int(digits[:2]), int(digits[2:])

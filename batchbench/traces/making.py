@@ -166,7 +166,7 @@ def _contradiction(prompt_tokens: int, ids: int, size: int, chunks: int, fitting
 
 
 def _text_id(given: Any, what: str) -> str:
-    if isinstance(given, bool) or not isinstance(given, (int, str)):
+    if type(given) is not int and type(given) is not str:
         raise RefusedCell(f"{what} is {shown(given)}, must be a whole number or a text")
     return str(given).strip()
 

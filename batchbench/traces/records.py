@@ -55,10 +55,20 @@ def look(path: Path) -> str:
         raise TraceError(f"trace {path} is packed ({packed}); unpack it first")
     if start.startswith(b"PAR1"):
         return "parquet"
-    first = next(lines(path, ignore), None)
-    if first is None:
+    first = _first_character(path)
+    if first == "":
         raise TraceError(f"trace {path} is empty")
-    return {"[": "json", "{": "jsonl"}.get(first[1].lstrip()[:1], "csv")
+    return {"[": "json", "{": "jsonl"}.get(first, "csv")
+
+
+def _first_character(path: Path) -> str:
+    """That is no space; nothing if there is none. A JSON array may be one line of gigabytes, so no line is read."""
+    with path.open("rb") as file:
+        encoding = _encoding(file, ignore)
+        while chunk := file.read(_CHUNK):
+            if text := chunk.decode(encoding, "replace").lstrip():
+                return text[0]
+    return ""
 
 
 def lines(path: Path, note: Note) -> Iterator[tuple[int, str]]:
@@ -80,9 +90,8 @@ def lines(path: Path, note: Note) -> Iterator[tuple[int, str]]:
                 return
             if not line.endswith("\n"):
                 note(UNENDED)
-            line = line.strip()
-            if line:
-                yield number, line
+            if line.strip():
+                yield number, line.rstrip("\r\n")
             else:
                 note(BLANK)
 
@@ -155,7 +164,7 @@ def _split(line: str, comma: str) -> list[str]:
 def jsonl_records(path: Path, note: Note) -> Records:
     """A JSON object a line. Raises TraceError: a line that is none, unless it is the last and cut short."""
     numbered = lines(path, note)
-    for number, line in numbered:
+    for number, line in ((number, line.strip()) for number, line in numbered):
         try:
             record = _DECODER.decode(line)
         except (ValueError, RecursionError) as error:
@@ -248,7 +257,7 @@ class _Values:
 
 def is_cut(text: str, error: Exception) -> bool:
     """Whether JSON text is wrong only in that it ends too early: more of it could mend it."""
-    if not isinstance(error, json.JSONDecodeError):
+    if not isinstance(error, json.JSONDecodeError) or error.msg == "Extra data":
         return False
     if error.msg.startswith("Unterminated string") or error.pos >= len(text):
         return True
@@ -298,5 +307,5 @@ def _arrow_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, RefusedCell, UnicodeDecodeError, OverflowError) as error:
-        text = " ".join(str(error).split())
+        text = "".join(c if c.isprintable() else " " for c in str(error))
         raise TraceError(f"trace {path}: not readable as Parquet: {text[:200]}") from None
