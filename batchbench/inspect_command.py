@@ -47,8 +47,8 @@ def register(app: typer.Typer, errors: Callable[[bool], AbstractContextManager[N
     ) -> None:
         """Say what a trace holds: rows used and dropped, lengths, arrivals, shared prefixes, KV demand over time."""
         with errors(debug):
-            if not 1e-6 <= seconds_per_token <= 1e6:
-                raise UsageError(f"--seconds-per-token is {seconds_per_token}, must be between 1e-6 and 1e6")
+            if not 1e-6 <= seconds_per_token <= 100:
+                raise UsageError(f"--seconds-per-token is {seconds_per_token}, must be between 1e-6 and 100")
             if plot is not None:
                 require_savable(plot, "figure")
             trace = open_trace(trace_file, trace_format, prefix_tokens=prefix_tokens)

@@ -12,7 +12,8 @@ MAX_TOKENS = 10_000_000  # of one prompt or output: what a scenario allows, far 
 UNITS_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 # A number without a unit, by its magnitude. In seconds 1e11 is the year 5138; in milliseconds it is 1973.
 _MAGNITUDES = ((10**11, "s"), (10**14, "ms"), (10**17, "us"))
-_MAX_NS = 2**63 - 1  # what a 64-bit column holds: the year 2262
+_MIN_NS, _MAX_NS = -(2**61), 2**62  # 1896 to 2116: a difference, and a request's time on top, fit 64 bits
+_BEYOND = "before 1896 or after 2116"
 
 THOUSANDS = "thousands separators"
 FRACTION = "whole numbers written with a fraction"
@@ -67,7 +68,7 @@ def _whole(value: object, what: str, note: Callable[[str], None]) -> int:
         raise RefusedCell(f"{what} is {shown(value)}, must be a whole number")
     if not isinstance(value, str) or "." in value or "e" in value.lower():
         note(FRACTION)
-    if abs(number) > _MAX_NS:  # before it is written out: 1e999 has a thousand digits
+    if abs(number) > 2**63:  # before it is written out: 1e999 has a thousand digits
         raise RefusedCell(f"{what} is {shown(value)}, " + ("must not be negative" if number < 0 else "too large"))
     return int(number)
 
@@ -109,8 +110,9 @@ class Clock:
         if scale is None:
             self.unit = next((unit for limit, unit in _MAGNITUDES if abs(number) < limit), "ns")
             scale = UNITS_NS[self.unit]
-        if abs(number) * scale > _MAX_NS:
-            raise RefusedCell(f"time is {shown(value)} {self.unit}, beyond 64 bits of nanoseconds")
+            note(f"times without a unit, taken as {self.unit} by the first")
+        if not _MIN_NS <= number * scale <= _MAX_NS:
+            raise RefusedCell(f"time is {shown(value)} {self.unit}, {_BEYOND}")
         return int((number * scale).to_integral_value())
 
     def _dated(self, dated: tuple[int, bool], value: object, note: Callable[[str], None]) -> int:
@@ -121,8 +123,8 @@ class Clock:
         return self._checked(ns, value)
 
     def _checked(self, ns: int, value: object) -> int:
-        if abs(ns) > _MAX_NS:
-            raise RefusedCell(f"time is {shown(value)}, beyond 64 bits of nanoseconds")
+        if not _MIN_NS <= ns <= _MAX_NS:
+            raise RefusedCell(f"time is {shown(value)}, {_BEYOND}")
         return ns
 
     def _wanted(self) -> str:

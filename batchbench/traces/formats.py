@@ -21,6 +21,10 @@ from batchbench.traces.records import (
     parquet_names,
 )
 
+SESSION = "sub_requests"  # of LLMServingSim's agentic variant
+AGENTIC = (
+    f"an agentic session ({SESSION}): when its later calls come, only a run can say; a trace has one request a line"
+)
 _HEAD = 50  # records that are looked at before a file's format is said
 
 
@@ -125,13 +129,13 @@ def sniff(path: Path) -> str:
         raise TraceError(f"{path}:1: {_unknown(names)}")
     if container == "json":
         return "sharegpt"
-    head = _head(path, "jsonl")
+    head = [record for _, record in _head(path, "jsonl")]
     return _sniff_jsonl(path, head, list(dict.fromkeys(key for record in head for key in record)))
 
 
 def _sniff_jsonl(path: Path, head: Sequence[Record], keys: list[str]) -> str:
     found = {plain_name(key) for key in keys}
-    if "sub_requests" in found:
+    if SESSION in found:
         return "llmservingsim"
     if "conversations" in found:
         return "sharegpt"
@@ -168,9 +172,9 @@ def _unknown(names: Sequence[str]) -> str:
     )
 
 
-def _head(path: Path, container: str) -> list[Record]:
+def _head(path: Path, container: str) -> list[tuple[int, Record]]:
     records = (json_records if container == "json" else jsonl_records)(path, ignore)
-    return [record for _, record in islice(records, _HEAD) if record is not None]
+    return [(number, record) for number, record in islice(records, _HEAD) if record is not None]
 
 
 def resolve(path: Path, known: Format) -> Columns:
@@ -181,7 +185,9 @@ def resolve(path: Path, known: Format) -> Columns:
         names, place = parquet_names(path), f"trace {path}"
     else:
         head = _head(path, known.container)
-        names = list(dict.fromkeys(key for record in head for key in record))
+        names = list(dict.fromkeys(key for _, record in head for key in record))
+        if known.name == "llmservingsim" and (line := next((n for n, one in head if SESSION in one), None)):
+            raise TraceError(f"{path}:{line}: {AGENTIC}")
         place = f"{path}:1" if known.container == "jsonl" else f"{path}: record 1"
     optional = {"output": known.output} if known.kind != "counts" else {}
     optional |= {"hash_ids": known.hash_ids, "request_id": known.request_id, "after": known.after}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from batchbench.traces.cells import Clock, RefusedCell, is_empty, read_count, shown
-from batchbench.traces.formats import Columns, Format, unit_of
+from batchbench.traces.formats import AGENTIC, SESSION, Columns, Format, unit_of
 from batchbench.traces.records import Record
 from batchbench.traces.rows import Tally, TraceRow
 
@@ -59,10 +59,8 @@ class RowMaker:
         return TraceRow(line, arrival_ns, prompt_tokens, output_tokens, prefix_ids, self._name(record), after)
 
     def _refuse_sessions(self, record: Record) -> None:
-        if "sub_requests" in record:
-            raise RefusedCell(
-                "an agentic session (sub_requests), whose later calls wait for earlier ones; write one request a line"
-            )
+        if SESSION in record:
+            raise RefusedCell(AGENTIC)
         if "input_tok_ids" in record or "output_tok_ids" in record:
             self._note(TOKEN_IDS)
 

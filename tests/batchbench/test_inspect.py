@@ -85,6 +85,13 @@ def test_the_peak_in_blocks_lies_within_its_bounds(seed):
     assert figures["peak_blocks_at_least"] <= peak <= figures["peak_blocks_at_most"]
 
 
+def test_the_longest_span_and_the_slowest_tokens_do_not_overflow():
+    ends = ints(0, 2**62 + 2**61)
+    demand = kv_demand(ends, ints(1, 1), ints(10**7, 10**7), 100.0)
+    assert demand.time_s[-1] == pytest.approx((2**62 + 2**61) / 1e9 + 1e9)
+    assert demand_figures(demand, 16)["peak_positions"] == 10_000_001
+
+
 def test_one_request_by_hand():
     demand = kv_demand(ints(0), ints(10), ints(4), 0.5)
     assert (list(demand.time_s), list(demand.before), list(demand.after)) == ([0, 2], [0, 14], [10, 0])
@@ -212,7 +219,7 @@ def test_one_row_is_drawn(here):  # noqa: F811
         (["--window", "5:5"], "must be A:B"),
         (["--window", "a:b"], "must be A:B"),
         (["--window", "nan:nan"], "must be A:B"),
-        (["--seconds-per-token", "0"], "--seconds-per-token is 0.0, must be between 1e-6 and 1e6"),
+        (["--seconds-per-token", "0"], "--seconds-per-token is 0.0, must be between 1e-6 and 100"),
         (["--seconds-per-token", "nan"], "must be between"),
         (["--plot", "no/where.png"], "figure no/where.png: No such file or directory"),
         (["--trace-format", "gpt"], "trace format 'gpt' is unknown; there are azure"),

@@ -24,6 +24,7 @@ from batchbench.traces.making import fitting_sizes
 SAMPLES = Path("tests/traces")
 NAIVE = "times without a zone, taken as UTC"
 SAME = "at the time of the row before"
+IN_SECONDS = "times without a unit, taken as s by the first"
 
 # file -> format, rows read, dropped, noted, positions of a hash id
 LOADED = {
@@ -198,7 +199,8 @@ TWINS = [
         "llmservingsim_example_trace.jsonl",
         '{"input_toks":22',
         '{"sub_requests":[],"input_toks":22',
-        ":2: an agentic session (sub_requests), whose later calls wait for earlier ones; write one request a line",
+        ":2: an agentic session (sub_requests): when its later calls come, only a run can say; a trace has one "
+        "request a line",
     ),
     (
         "llmservingsim_me2_01_mixed.jsonl",
@@ -273,7 +275,7 @@ DAY = 1_715_299_200 * 10**9  # 2024-05-10, midnight UTC
 )
 def test_a_time_is_read_to_the_nanosecond(tmp_path, cell, ns):
     if ns is None:
-        with pytest.raises(TraceError, match="beyond 64 bits of nanoseconds"):
+        with pytest.raises(TraceError, match="before 1896 or after 2116"):
             times(tmp_path, cell)
     else:
         assert times(tmp_path, cell)[0] == [ns]
@@ -286,11 +288,11 @@ def test_a_time_is_read_to_the_nanosecond(tmp_path, cell, ns):
         ("NaN", "time is 'NaN', neither"),
         ("inf", "time is 'inf', neither"),
         ("1e999999999", "neither"),
-        ("1e999", "beyond 64 bits"),
+        ("1e999", "before 1896 or after 2116"),
         ("2024-02-30 00:00:00", "no date of the calendar"),
         ("2024-05-10 24:00:00", "no date of the calendar"),
         ("2024-05-10 00:00:00+99:00", "no zone on earth"),
-        ("9999-05-10 00:00:00", "beyond 64 bits"),
+        ("9999-05-10 00:00:00", "before 1896 or after 2116"),
         ("2024-05-10", "neither"),
         ("2024-05-10 00:00:00.1234567890", "neither"),
         ("1" * 100, "neither"),
@@ -314,7 +316,7 @@ def test_a_column_s_name_says_the_unit(tmp_path, unit, scale):
 def test_the_unit_is_that_of_the_first_time_throughout(tmp_path):
     found, _ = times(tmp_path, "1715299200000", "5")
     assert found == [DAY, 5_000_000]
-    with pytest.raises(TraceError, match=":3: time is '1715299200000000000' s, beyond 64 bits of nanoseconds"):
+    with pytest.raises(TraceError, match=":3: time is '1715299200000000000' s, before 1896 or after 2116"):
         times(tmp_path, "1715299200", "1715299200000000000")
     with pytest.raises(TraceError, match=":3: time is '2024-05-10 00:00:00', must be a number"):
         times(tmp_path, "1715299200", "2024-05-10 00:00:00")
@@ -404,7 +406,7 @@ def test_a_field_that_a_json_row_lacks_is_an_empty_cell(tmp_path):
 def test_the_order_of_the_file_is_kept_and_what_is_out_of_order_counted(tmp_path):
     found, trace = times(tmp_path, 5, 3, 3, 5, 9, 9)
     assert found == [second * 10**9 for second in (5, 3, 3, 5, 9, 9)]
-    assert trace.tally.noted == {"earlier than a row before": 2, SAME: 1}
+    assert trace.tally.noted == {IN_SECONDS: 1, "earlier than a row before": 2, SAME: 1}
 
 
 def test_of_equal_ids_the_first_keeps_the_name(tmp_path):
@@ -635,6 +637,15 @@ def test_sizes_that_fit_are_those_with_as_many_chunks():
             assert list(fitting_sizes(length, ids)) == wanted
 
 
+def test_a_file_of_agentic_sessions_says_what_it_is(tmp_path):
+    """In the first rows, where it hides the columns, and later."""
+    session = '{"session_id": "x", "arrival_time_ns": 4, "sub_requests": [{"input_toks": 1, "output_toks": 2}]}\n'
+    flat = '{"input_toks": 1, "output_toks": 2, "arrival_time_ns": 3}\n'
+    for before in (0, 1, 60):
+        with pytest.raises(TraceError, match=rf"x:{before + 1}: an agentic session \(sub_requests\): when its later"):
+            load(write(tmp_path, "x", flat * before + session))
+
+
 ROWS = [("a", DAY + 1_000_000, 3, 4), ("b", DAY, 1, 9), ("c", DAY + 2_500_000_000, 700, 1)]
 
 
@@ -656,8 +667,15 @@ def test_csv_json_lines_and_parquet_with_the_same_columns_give_the_same_rows(tmp
         assert trace.format == path.suffix[1:]
         offset = 1 if path.suffix == ".csv" else 0  # the line of names
         assert [TraceRow(row.line - offset, *fields(row)) for row in rows] == wanted, path
+        assert trace.tally.noted.pop("times without a unit, taken as ns by the first", None) == one_if(
+            path.stem == "ns"
+        )
         assert trace.tally.noted.pop("whole numbers written with a fraction", 3) == 3
         assert trace.tally == Tally(3, 3, {}, {"earlier than a row before": 1})
+
+
+def one_if(yes):
+    return 1 if yes else None
 
 
 def fields(row):
