@@ -158,9 +158,9 @@ def _contradiction(prompt_tokens: int, ids: int, size: int, chunks: int, fitting
     said = f"{ids} hash ids for a prompt of {prompt_tokens}; of {size} positions each there would be {chunks}"
     if not fitting:
         return f"{said}; no size fits"
-    one = _power_of_two(fitting)
-    exact = str(fitting.start) if len(fitting) == 1 else f"from {fitting.start} to {fitting[-1]}"
-    return f"{said}; prefix_tokens {'= ' + str(one) if one else exact} would fit"
+    one = fitting.start if len(fitting) == 1 else _power_of_two(fitting)
+    exact = f"from {fitting.start} up" if ids == 1 else f"from {fitting.start} to {fitting[-1]}"
+    return f"{said}; prefix_tokens {exact if one is None or ids == 1 else f'= {one}'} would fit"
 
 
 def _text_id(given: Any, what: str) -> str:

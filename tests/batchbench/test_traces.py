@@ -603,15 +603,18 @@ def test_hash_ids_that_fit_or_nearly(tmp_path, length, ids, kept, noted):
         (20, 3, "prefix_tokens = 8 would fit"),
         (2000, 10, "prefix_tokens from 200 to 222 would fit"),
         (9, 10, "no size fits"),
-        (100_000, 1, "prefix_tokens = 131072 would fit"),
+        (100_000, 1, "prefix_tokens from 100000 up would fit"),
+        (655, 3, "prefix_tokens = 256 would fit"),
+        (1538, 769, "prefix_tokens = 2 would fit"),
+        (1537, 512, "no size fits"),
     ],
 )
 def test_hash_ids_that_contradict_the_length_name_the_size_that_would_fit(tmp_path, length, ids, fits):
-    if ids == 1:
-        fits = "no size"  # any that holds the whole prompt; a power of two lies beyond the prompt
-    with pytest.raises(TraceError, match=re.escape(f"x.jsonl:1: {ids} hash ids for a prompt of {length}; of 512")) as e:
+    chunks = -(-length // 512)
+    said = f"x.jsonl:1: {ids} hash ids for a prompt of {length}; of 512 positions each there would be {chunks}; {fits}"
+    with pytest.raises(TraceError) as refused:
         hashed(tmp_path, length, list(range(ids)))
-    assert fits in str(e.value) or ids == 1
+    assert str(refused.value) == f"{tmp_path}/{said}"
 
 
 def test_prefix_tokens_overrides_the_format(tmp_path):
