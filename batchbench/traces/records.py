@@ -142,9 +142,10 @@ def csv_records(path: Path, note: Note) -> Records:
 
 
 def csv_names(path: Path) -> list[str]:
-    """The first line's cells."""
-    number, header = next(lines(path, ignore))
-    return _cells(path, number, header, "\t" if "\t" in header and "," not in header else ",")
+    """The first line's cells. Raises TraceError if there is none."""
+    for number, header in lines(path, ignore):
+        return _cells(path, number, header, "\t" if "\t" in header and "," not in header else ",")
+    raise TraceError(f"trace {path} holds no line")
 
 
 def _cells(path: Path, number: int, line: str, comma: str) -> list[str]:

@@ -872,3 +872,17 @@ def test_damage_gives_rows_that_add_up_or_a_trace_error(tmp_path, name):
             assert str(path) in message
             assert message.isprintable(), message
     assert "refused" in ended
+
+
+@pytest.mark.parametrize(
+    "start", [b"", b"PAR1", b"[", b"{", b'[{"conversations": ', b"\xff\xfe", b"timestamp_s,prompt_tokens,"]
+)
+def test_garbage_is_refused(tmp_path, start):
+    rng = random.Random(0)
+    for length in (1, 10, 100, 1000, 10_000):
+        path = write(tmp_path, "x", start + rng.randbytes(length))
+        for format_name in (None, *FORMATS):
+            with pytest.raises(TraceError) as refused:
+                list(open_trace(path, format_name).rows())
+            assert str(path) in str(refused.value)
+            assert str(refused.value).isprintable()
