@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -17,7 +18,7 @@ import pytest
 from batchbench.errors import TraceError, UsageError
 from batchbench.traces import FORMATS, Tally, TraceRow, open_trace, read_sorted, rows_in_window
 from batchbench.traces import records as reading
-from batchbench.traces.cells import MAX_TOKENS, UNITS_NS
+from batchbench.traces.cells import MAX_TOKENS, UNITS_NS, Clock, RefusedCell
 from batchbench.traces.formats import BY_NAME, plain_name
 from batchbench.traces.making import fitting_sizes
 
@@ -324,6 +325,19 @@ def test_the_unit_is_that_of_the_first_time_throughout(tmp_path):
         times(tmp_path, "2024-05-10 00:00:00", "1715299200")
     with pytest.raises(TraceError, match=r":2: time is '2024-05-10 00:00:00', must be a number \(ms\)"):
         times(tmp_path, "2024-05-10 00:00:00", name="timestamp_ms")
+
+
+@pytest.mark.parametrize(("first", "unit"), [(0, "s"), (10**11, "ms"), (10**14, "us"), (10**17, "ns")])
+def test_the_thresholds_of_the_units(first, unit):
+    notes = []
+    clock = Clock(None)
+    assert clock.read(str(first), notes.append) == first * UNITS_NS[unit]
+    assert notes == [f"times without a unit, taken as {unit} by the first"]
+    if first:
+        below = Clock(None)
+        with contextlib.suppress(RefusedCell):  # just below 1e11 seconds is beyond 2116
+            below.read(str(first - 1), notes.append)
+        assert list(UNITS_NS).index(below.unit) == list(UNITS_NS).index(unit) - 1
 
 
 def test_zones_may_be_mixed(tmp_path):
