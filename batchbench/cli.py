@@ -39,6 +39,7 @@ from batchbench.driver import Pacing
 from batchbench.environment import git_revision, machine, versions
 from batchbench.errors import BatchbenchError, TextsDiffer, UsageError
 from batchbench.eviction_cost import eviction_costs, point_costs, require_same_engine
+from batchbench.inspect_command import register as register_inspect
 from batchbench.predict import read_bandwidth_bytes_per_s
 from batchbench.present import (
     Format,
@@ -601,3 +602,6 @@ def _errors(debug: bool) -> Iterator[None]:
             code, line = 1, f"internal error: {type(error).__name__}: {error} (--debug shows where)"
         print(one_line(line), file=sys.stderr)
         raise typer.Exit(code) from None
+
+
+register_inspect(app, _errors)

@@ -19,6 +19,10 @@ class ScenarioError(UsageError):
     """A scenario file that cannot be read or does not validate."""
 
 
+class TraceError(UsageError):
+    """A trace file that cannot be read, is of no known format, or holds what no rule covers."""
+
+
 class RequestRefused(UsageError):
     """The engine turned a request away at the door; the message says which and why."""
 

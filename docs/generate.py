@@ -24,7 +24,7 @@ from batchbench.workload_schema import Conversation, Prefix, Workload
 DOCS = Path(__file__).parent
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _TABLE = re.compile(r"(<!-- table: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_COMMANDS = ("sweep", "validate", "schema", "plot", "doctor", "calibrate", "cost")
+_COMMANDS = ("sweep", "validate", "schema", "plot", "doctor", "calibrate", "cost", "inspect")
 
 
 def columns() -> str:
