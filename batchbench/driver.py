@@ -6,6 +6,7 @@ import heapq
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 from batchbench.clocks import IterationCost, RunClock, run_clock
 from batchbench.errors import EngineFailed, OutcomeRefused, UsageError
@@ -88,6 +89,7 @@ class _Run:
         self.arrivals = Arrivals(requests)
         self.texts: dict[str, Text] = {}
         self.kept = self.stalled = 0
+        self.reported = attrgetter("issued_tokens", "collected_tokens", *about.reports)
 
     def result(self, choices: Choices, skips: bool) -> ContinuousTiming:
         quiet = None
@@ -111,6 +113,8 @@ class _Run:
         return self.clock.room(self.arrivals.next, rows)
 
     def _submit_due(self) -> None:
+        if not self.arrivals:
+            return
         now = self.clock.now
         while (due := self.arrivals.next) is not None and due <= now:
             request = self.arrivals.pop()
@@ -123,9 +127,9 @@ class _Run:
         iteration = self.clock.iteration
         outcome = self.clock.run(self.engine.step)
         self.record.add(iteration, outcome, self.clock.start_ns if self.clock.timed else None, self.clock.end_ns)
-        for name in self.about.reports:
-            if getattr(outcome, name) is None:
-                raise OutcomeRefused(f"iteration {iteration}: the engine says that it reports {name}, but did not")
+        if None in self.reported(outcome):
+            missing = next(name for name in self.about.reports if getattr(outcome, name) is None)
+            raise OutcomeRefused(f"iteration {iteration}: the engine says that it reports {missing}, but did not")
         self.stalled = 0 if outcome.issued_tokens else self.stalled + 1
         if self.stalled == STALLED_ITERATIONS:
             raise EngineFailed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from batchbench.errors import OutcomeRefused
 
@@ -52,8 +52,7 @@ class RequestSpec:
         return self.history_tokens + len(self.prompt)
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """A request that got a slot and blocks. Null: the engine does not report it."""
 
     request_id: str
@@ -64,8 +63,7 @@ class Admission:
     swapped_tokens: int | None = None  # positions copied back from the swap pool
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
+class Prefill(NamedTuple):
     """A row that computed part of a prompt or of a resumed context."""
 
     request_id: str
@@ -74,8 +72,7 @@ class Prefill:
     resumed: bool  # the context of a request whose K/V an eviction dropped
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
+class Eviction(NamedTuple):
     """A running request that lost its blocks. Sizes are as it left. Null: not reported."""
 
     request_id: str
@@ -108,7 +105,7 @@ _COUNTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would take several times as long to build
 class IterationOutcome:
     """What one iteration did. Counters are exact; None means the engine cannot report it.
 
@@ -185,7 +182,7 @@ class IterationOutcome:
 _counts = attrgetter(*_COUNTS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class QuietIterations:
     """A stretch of iterations in which requests decode and nothing else happens: nobody arrives, is admitted, evicted
     or paused, or finishes. Sequences have a number for each iteration, as it was after it.

@@ -26,10 +26,13 @@ class FreeList:
 
     def take(self, count: int) -> list[int]:
         """Hand out `count` numbers; the caller has checked that they are there."""
-        if not 1 <= count <= len(self._free):
-            raise IndexError(f"{count} wanted, {len(self._free)} free")
-        taken = self._free[: -count - 1 : -1]
-        del self._free[-count:]
+        free = self._free
+        if not 1 <= count <= len(free):
+            raise IndexError(f"{count} wanted, {len(free)} free")
+        if count == 1:
+            return [free.pop()]
+        taken = free[: -count - 1 : -1]
+        del free[-count:]
         return taken
 
     def give_back(self, numbers: Sequence[int]) -> None:

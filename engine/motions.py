@@ -106,10 +106,9 @@ class Motions:
     def growers(self) -> list[Request]:
         """Who has outgrown its blocks, in running order. Each must grow, give way, or be held."""
         now = self.pace.now
-        due = self._grow_at.pop(now, None)
-        if due is None:
+        if now not in self._grow_at:
             return []
-        return _in_order([r for r in due if r.settled + now > r.capacity and r.pace is not STILL])
+        return _in_order([r for r in self._grow_at.pop(now) if r.settled + now > r.capacity and r.pace is not STILL])
 
     def ending(self) -> list[Request]:
         """Who got its last token with the last tick, in running order."""
@@ -131,8 +130,17 @@ class Motions:
         """Give each a block more, if there is one for each."""
         if len(growers) > len(self.blocks):
             return False
+        if self.keeps_tokens:
+            for request in growers:
+                self._allocate(request, 1)
+            return True
+        size, grow_at = self.config.block_size, self._grow_at  # the same without block tables, for speed
         for request in growers:
-            self._allocate(request, 1)
+            request.blocks += self.blocks.take(1)
+            request.capacity += size
+            if request.capacity < request.length_limit - 1:
+                grow_at[request.capacity + 1 - request.settled].append(request)
+        self.unused += size * len(growers)
         return True
 
     def make_room(self, request: Request, stop: int) -> bool:

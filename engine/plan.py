@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol
 from engine.sampling import Sampling
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """A request that got a slot and blocks in this iteration, and what of its K/V was there already."""
 
     request_id: str
@@ -21,8 +20,7 @@ class Admission:
     swapped: int = 0  # positions copied back from the swap pool
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
+class Prefill(NamedTuple):
     """A row that computed part of a prompt or of a resumed context."""
 
     request_id: str
@@ -31,8 +29,7 @@ class Prefill:
     resumed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
+class Eviction(NamedTuple):
     """A running request that lost its blocks in this iteration. Sizes are as it left."""
 
     request_id: str
@@ -62,8 +59,7 @@ class Copy(NamedTuple):
     host_blocks: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """One forward, in parallel columns: row i computes positions starts[i]..stops[i]-1 of slots[i].
 
     A schedule without tokens leaves the columns empty, and says how much they would hold.

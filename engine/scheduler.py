@@ -145,10 +145,11 @@ class Scheduler(Motions):
         free: list[int] = []
         unused: list[int] = []
         while len(free) < limit and not self._ends_next():
-            growers = self.growers()
-            if growers and not self.grow(growers):
-                self._grow_at[pace.now] = growers
-                break
+            if pace.now in self._grow_at:
+                growers = self.growers()
+                if not self.grow(growers):
+                    self._grow_at[pace.now] = growers
+                    break
             pace.now += 1
             self.unused -= self.decoding
             free.append(len(blocks))
@@ -196,7 +197,11 @@ class Scheduler(Motions):
 
     def _changes(self, held: Sequence[Request]) -> tuple[list[str], list[str]]:
         """Whose tokens begin to come with this iteration, and whose stop though they run. held: in the last one."""
-        draft, began = self.draft, [row for row in held if row.pace is not STILL]
+        draft = self.draft
+        if draft.decodes and self._flowing and not (draft.rows or held or self.held):
+            self._fresh = []
+            return [], []
+        began = [row for row in held if row.pace is not STILL]
         if draft.decodes:
             paused = [row for row in self.held if row.status is Status.RUNNING and row not in held]
             if not self._flowing:
@@ -214,8 +219,9 @@ class Scheduler(Motions):
     def _ends_next(self) -> bool:
         """Whether the next tick is somebody's last."""
         tick = self.pace.now + 1
-        due = self._end_at.get(tick)
-        return due is not None and any(r.pace is not STILL and r.settled + tick == r.length_limit for r in due)
+        if tick not in self._end_at:
+            return False
+        return any(r.pace is not STILL and r.settled + tick == r.length_limit for r in self._end_at[tick])
 
     def _refuse_if_too_long(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
         config, total = self.config, prompt_tokens + output_tokens

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -77,8 +76,7 @@ class EngineAdapter:
             self.engine.check(request.request_id, prompt, request.output_tokens)
 
     def skip(self, room: Callable[[int], int]) -> QuietIterations | None:
-        with translated():
-            quiet = self.engine.skip(room)
+        quiet = self.engine.skip(room)
         if quiet is None:
             return None
         scheduler = self.engine.scheduler
@@ -93,11 +91,12 @@ class EngineAdapter:
     def step(self) -> IterationOutcome:
         with translated():
             step = self.engine.step()
+        evicted = step.evicted
         return IterationOutcome(
             issued_tokens=step.issued_tokens,
             collected_tokens=step.collected_tokens,
             finished=tuple(step.finished),
-            preempted=tuple(event.request_id for event in step.evicted),
+            preempted=tuple([event.request_id for event in evicted]),
             forward_tokens=step.forward_tokens,
             recomputed_tokens=step.recomputed_tokens,
             rebuilt_tokens=step.rebuilt_tokens,
@@ -108,22 +107,10 @@ class EngineAdapter:
             swapped_out_tokens=step.swapped_out_tokens,
             swapped_in_tokens=step.swapped_in_tokens,
             copy_s=step.copy_s if self._measures else None,
-            prefills=tuple(Prefill(p.request_id, p.positions, p.rebuilt, p.resumed) for p in step.prefills),
-            admissions=tuple(
-                Admission(a.request_id, a.slot, a.resumed, a.recovered, a.shared, a.swapped) for a in step.admitted
-            ),
+            prefills=tuple([Prefill(p.request_id, p.positions, p.rebuilt, p.resumed) for p in step.prefills]),
+            admissions=tuple([Admission(*admission) for admission in step.admitted]),
             evictions=tuple(
-                Eviction(
-                    e.request_id,
-                    e.slot,
-                    e.cached_tokens,
-                    e.generated_tokens,
-                    e.freed_blocks,
-                    e.thrash,
-                    "swap" if e.swapped else "recompute",
-                    e.swap_full,
-                )
-                for e in step.evicted
+                [Eviction(*event[:6], "swap" if event.swapped else "recompute", event.swap_full) for event in evicted]
             ),
             running=step.running,
             waiting=step.waiting,
@@ -142,14 +129,25 @@ class EngineAdapter:
         del self.engine  # the K/V pool is the only thing held
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """The engine's errors as the harness's."""
-    try:
-        yield
-    except engine.errors.RequestRefused as error:
-        raise RequestRefused(str(error)) from error
-    except (engine.errors.ConfigError, engine.errors.CheckpointError, engine.errors.KernelsUnavailable) as error:
-        raise UsageError(str(error)) from error
-    except (engine.errors.EngineError, RuntimeError, MemoryError) as error:  # torch raises RuntimeError
-        raise EngineFailed(f"{type(error).__name__}: {error}") from error
+class _Translated:
+    """The engine's errors as the harness's. One object serves all: it is entered several times for every request."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, engine.errors.RequestRefused):
+            raise RequestRefused(str(error)) from error
+        if isinstance(error, _OF_SETTINGS):
+            raise UsageError(str(error)) from error
+        if isinstance(error, engine.errors.EngineError | RuntimeError | MemoryError):  # torch raises RuntimeError
+            raise EngineFailed(f"{type(error).__name__}: {error}") from error
+
+
+_OF_SETTINGS = (engine.errors.ConfigError, engine.errors.CheckpointError, engine.errors.KernelsUnavailable)
+_TRANSLATED = _Translated()
+
+
+def translated() -> _Translated:
+    """Within it, the engine's errors are the harness's."""
+    return _TRANSLATED

@@ -60,4 +60,5 @@ class ScheduleEngine(EngineAdapter):
         )
 
     def take(self, request_id: str) -> Text:
-        return Text(super().take(request_id).token_ids)
+        with translated():
+            return Text(tuple(self.engine.take(request_id).token_ids))

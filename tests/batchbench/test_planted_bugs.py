@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from batchbench import build_requests, engine_factory, load_scenario, sweep_pool_sizes
@@ -53,8 +51,8 @@ def test_resume_off_by_one_position(monkeypatch):
             token_ids += plan.token_ids[at + skip : at + stop - start]
             starts.append(start + skip)
             at += stop - start
-        prefills = [dataclasses.replace(p, positions=p.positions - p.resumed) for p in plan.prefills]
-        return dataclasses.replace(plan, token_ids=token_ids, starts=starts, prefills=prefills)
+        prefills = [p._replace(positions=p.positions - p.resumed) for p in plan.prefills]
+        return plan._replace(token_ids=token_ids, starts=starts, prefills=prefills)
 
     monkeypatch.setattr(Scheduler, "schedule", off_by_one)
     with pytest.raises(EngineFailed, match=r"AuditError: K/V of 'r1' at position 0 \(cell \d+\) was last written by"):
