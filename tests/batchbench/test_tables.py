@@ -185,9 +185,12 @@ def test_what_an_engine_does_not_report_is_null_not_zero():
 @pytest.mark.parametrize("numerics", ["exact", "fast", None])
 def test_every_table_says_what_is_promised_of_the_bits(tmp_path, numerics):
     evicted, admitted = (Eviction("a"),), (Admission("a"),)
-    prefills = (Prefill("a", 1, 0, False),)
-    script = [it(1, admissions=admitted, prefills=prefills), it(0, preempted=("a",), evictions=evicted, admissions=()),
-              it(1, admissions=admitted, finished=("a",))]  # fmt: skip
+    told = {"began": (), "paused": ()}
+    script = [
+        it(1, admissions=admitted, prefills=(Prefill("a", 1, 0, False),), **told | {"began": ("a",)}),
+        it(0, preempted=("a",), evictions=evicted, admissions=(), **told),
+        it(1, admissions=admitted, finished=("a",), **told | {"began": ("a",)}),
+    ]
     result = result_of(tmp_path, RUN, [request("a", 2)], script, numerics=numerics)
     for name in TABLES:
         assert {row["numerics"] for row in result.rows(name)} == {numerics}, name
