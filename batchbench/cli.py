@@ -59,9 +59,9 @@ from batchbench.progress import ProgressLines
 from batchbench.protocol import (
     EngineDescription,
     EngineFactory,
+    IterationBatch,
     IterationOutcome,
     Point,
-    QuietIterations,
     RequestSpec,
     Tokenizer,
 )
@@ -367,8 +367,8 @@ class _SaveAndShow(SweepObserver):
     def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
         self._next.on_iteration(iteration, outcome)
 
-    def on_quiet(self, first: int, quiet: QuietIterations) -> None:
-        self._next.on_quiet(first, quiet)
+    def on_batch(self, first: int, batch: IterationBatch) -> None:
+        self._next.on_batch(first, batch)
 
     def ledger(self, point: Point, engine: EngineDescription) -> LedgerSink | None:
         return self._writer.open_point(point, engine)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from batchbench.errors import UsageError
-from batchbench.protocol import Clock, EngineDescription, IterationOutcome, QuietIterations, WorkloadClock
+from batchbench.protocol import Clock, EngineDescription, IterationBatch, IterationOutcome, WorkloadClock
 
 NS = 1_000_000_000  # of a second
-STRETCH = 65_536  # most iterations that are skipped at once, so that what is said of each fits in memory
+FOREVER = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,17 @@ class RunClock(Protocol):
         """Let one iteration happen."""
         ...
 
-    def room(self, until: int | None, rows: int) -> int:
-        """How many quiet iterations of that many rows begin before `now` is `until`; 0 if they may not be skipped."""
+    def until(self, due: int | None) -> tuple[int, Callable[[int, int], int]] | None:
+        """What is left until `now` is `due`, and what iterations take of it; None if each takes its real time."""
         ...
 
-    def skipped(self, quiet: QuietIterations) -> None:
-        """They happened."""
+    def advanced(self, batch: IterationBatch) -> Sequence[int]:
+        """They happened. Returns when each ended, and before them when the first began; nothing if not timed."""
         ...
+
+
+def _one(rows: int, positions: int) -> int:
+    return 1
 
 
 class IterationClock:
@@ -94,11 +99,12 @@ class IterationClock:
         self.iteration += 1
         return outcome
 
-    def room(self, until: int | None, rows: int) -> int:
-        return STRETCH if until is None else min(STRETCH, until - self.iteration)
+    def until(self, due: int | None) -> tuple[int, Callable[[int, int], int]] | None:
+        return FOREVER if due is None else due - self.iteration, _one
 
-    def skipped(self, quiet: QuietIterations) -> None:
-        self.iteration += len(quiet)
+    def advanced(self, batch: IterationBatch) -> Sequence[int]:
+        self.iteration += len(batch)
+        return ()
 
 
 class VirtualClock:
@@ -125,13 +131,15 @@ class VirtualClock:
         self.iteration += 1
         return outcome
 
-    def room(self, until: int | None, rows: int) -> int:
-        return STRETCH if until is None else min(STRETCH, -(-(until - self.end_ns) // self._cost.of(rows, rows)))
+    def until(self, due: int | None) -> tuple[int, Callable[[int, int], int]] | None:
+        return FOREVER if due is None else due - self.end_ns, self._cost.of
 
-    def skipped(self, quiet: QuietIterations) -> None:
-        self.start_ns = self.end_ns
-        self.end_ns += len(quiet) * self._cost.of(quiet.issued_tokens, quiet.issued_tokens)
-        self.iteration += len(quiet)
+    def advanced(self, batch: IterationBatch) -> Sequence[int]:
+        took = map(self._cost.of, batch.issued_tokens, batch.forward_tokens)
+        times = list(accumulate(took, initial=self.end_ns))
+        self.iteration += len(batch)
+        self.end_ns = times[-1]
+        return times
 
 
 class WallClock:
@@ -159,11 +167,11 @@ class WallClock:
         self.iteration += 1
         return outcome
 
-    def room(self, until: int | None, rows: int) -> int:
-        return 0
+    def until(self, due: int | None) -> None:
+        return None
 
-    def skipped(self, quiet: QuietIterations) -> None:
-        raise AssertionError("nothing is skipped in real time")
+    def advanced(self, batch: IterationBatch) -> Sequence[int]:
+        raise AssertionError("real time is not advanced")
 
 
 def run_clock(name: WorkloadClock, cost: IterationCost | None, read: Clock, engine: EngineDescription) -> RunClock:

@@ -16,9 +16,9 @@ from batchbench.protocol import (
     Choices,
     EngineDescription,
     EngineFactory,
+    IterationBatch,
     IterationOutcome,
     Point,
-    QuietIterations,
     RequestSpec,
 )
 from batchbench.scenario import MAX_BLOCKS, Sweep
@@ -124,8 +124,11 @@ class _Peak(RunObserver):
         finished = sum(self._blocks[name] for name in outcome.finished)
         self.used = max(self.used, self._pool - (outcome.free_blocks or 0) + finished)
 
-    def on_quiet(self, first: int, quiet: QuietIterations) -> None:
-        self.used = max(self.used, self._pool - min(quiet.free_blocks))
+    def on_batch(self, first: int, batch: IterationBatch) -> None:
+        self.used = max(self.used, self._pool - min(batch.free_blocks))
+        for event in batch.events:
+            finished = sum(self._blocks[name] for name in event.finished)
+            self.used = max(self.used, self._pool - batch.free_blocks[event.place] + finished)
 
 
 def _takes_all(

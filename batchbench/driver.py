@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
 from batchbench.clocks import IterationCost, RunClock, run_clock
 from batchbench.errors import EngineFailed, OutcomeRefused, UsageError
-from batchbench.lazy_prompts import Joined
+from batchbench.lazy_prompts import Joined, Repeated
 from batchbench.protocol import (
     BenchEngine,
     Choices,
     Clock,
+    IterationBatch,
     IterationOutcome,
-    QuietIterations,
     RequestSpec,
     Text,
+    Until,
     WorkloadClock,
 )
 from batchbench.recorder import LedgerSink, Recorder
@@ -41,8 +42,8 @@ class RunObserver:
     def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
         """An iteration is done."""
 
-    def on_quiet(self, first: int, quiet: QuietIterations) -> None:
-        """A stretch of iterations is done in which requests only decoded."""
+    def on_batch(self, first: int, batch: IterationBatch) -> None:
+        """Iterations are done, from that one on."""
 
 
 def run_workload(
@@ -54,17 +55,17 @@ def run_workload(
     observer: RunObserver | None = None,
     sink: LedgerSink | None = None,
     choices: Choices = (),
-    skips: bool = True,
+    batches: bool = True,
 ) -> ContinuousTiming:
     """Submit every request at its arrival, step until all are done, collect their texts.
 
     clock: this machine's seconds. pacing: what arrivals are counted in; iterations if None. sink: where every iteration
-    goes. choices: what the point of a sweep changed of the engine, for the record. skips: let the engine run quiet
-    iterations at once, which changes nothing but the time it takes. Raises EngineFailed if the engine stops early,
-    stalls, or if its texts and its counts disagree; OutcomeRefused if it reports what cannot have happened; UsageError
-    if requests wait for each other.
+    goes. choices: what the point of a sweep changed of the engine, for the record. batches: let an engine without a
+    forward run iterations at once, which changes nothing but the time it takes. Raises EngineFailed if the engine stops
+    early, stalls, or if its texts and its counts disagree; OutcomeRefused if it reports what cannot have happened;
+    UsageError if requests wait for each other.
     """
-    return _Run(engine, requests, clock, pacing or Pacing(), observer or RunObserver(), sink).result(choices, skips)
+    return _Run(engine, requests, clock, pacing or Pacing(), observer or RunObserver(), sink).result(choices, batches)
 
 
 class _Run:
@@ -91,26 +92,36 @@ class _Run:
         self.kept = self.stalled = 0
         self.reported = attrgetter("issued_tokens", "collected_tokens", *about.reports)
 
-    def result(self, choices: Choices, skips: bool) -> ContinuousTiming:
-        quiet = None
+    def result(self, choices: Choices, batches: bool) -> ContinuousTiming:
         while self.arrivals or self.engine.has_work:
             if not self.engine.has_work and (due := self.arrivals.next) is not None:
                 self.clock.wait(due)
             self._submit_due()
-            # A stretch has just ended, so something happens now.
-            quiet = self.engine.skip(self._room) if skips and quiet is None else None
-            if quiet is None:
+            if not (batches and self._advance()):
                 self._step()
-            else:
-                self._skipped(quiet)
         wall_s = self.read() - self.began
         self._check_complete()
         return ContinuousTiming(
             self.engine.describe(), tuple(self.requests), self.record, self.texts, wall_s, choices, self.clock.name
         )
 
-    def _room(self, rows: int) -> int:
-        return self.clock.room(self.arrivals.next, rows)
+    def _advance(self) -> bool:
+        """Many iterations at once, up to the next arrival; False if the engine has to step."""
+        left = self.clock.until(self.arrivals.next)
+        batch = None if left is None else self.engine.advance(Until(*left, self.arrivals.followed))
+        if batch is None:
+            return False
+        first = self.clock.iteration
+        times = self.clock.advanced(batch)
+        self.record.add_batch(first, batch, times)
+        for event in batch.events:
+            for request_id in event.finished:
+                tokens = self.requests[self.record.index[request_id]].output_tokens
+                self.kept += tokens
+                if request_id in self.arrivals.followed:
+                    self.arrivals.finished(request_id, Repeated(0, tokens), self.clock)
+        self.observer.on_batch(first, batch)
+        return True
 
     def _submit_due(self) -> None:
         if not self.arrivals:
@@ -139,12 +150,6 @@ class _Run:
             self._finish(request_id)
         self.observer.on_iteration(iteration, outcome)
 
-    def _skipped(self, quiet: QuietIterations) -> None:
-        first, start_ns = self.clock.iteration, self.clock.end_ns
-        self.clock.skipped(quiet)
-        self.record.add_quiet(first, quiet, start_ns if self.clock.timed else None, self.clock.end_ns)
-        self.observer.on_quiet(first, quiet)
-
     def _finish(self, request_id: str) -> None:
         text = self.engine.take(request_id)
         request = self.requests[self.record.index[request_id]]
@@ -156,7 +161,7 @@ class _Run:
         self.kept += got
         if self.about.computes_text:
             self.texts[request_id] = text
-        self.arrivals.finished(request_id, text, self.clock)
+        self.arrivals.finished(request_id, text.token_ids, self.clock)
 
     def _check_complete(self) -> None:
         for request, finished in zip(self.requests, self.record.finished, strict=True):
@@ -206,13 +211,18 @@ class Arrivals:
             self._told[request.request_id] = request.prompt
         return request
 
-    def finished(self, request_id: str, text: Text, clock: RunClock) -> None:
+    @property
+    def followed(self) -> Collection[str]:
+        """Whom others follow."""
+        return self._followers.keys()
+
+    def finished(self, request_id: str, said: Sequence[int], clock: RunClock) -> None:
         """Those that follow it arrive some time after; those that continue it are told what was said."""
         history = self._told.pop(request_id, None)
         for place, request in self._followers.pop(request_id, ()):
             if request.history_tokens:
                 assert history is not None
-                request = replace(request, prompt=Joined([history, text.token_ids, request.prompt]), history_tokens=0)
+                request = replace(request, prompt=Joined([history, said, request.prompt]), history_tokens=0)
             now = clock.iteration if clock.name == "iterations" else clock.end_ns
             heapq.heappush(self._queue, (now + request.arrival, place, request))
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from itertools import repeat
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
 
 from batchbench.clocks import NS
-from batchbench.protocol import Admission, Eviction, IterationOutcome, Prefill, QuietIterations
+from batchbench.protocol import Admission, Eviction, IterationBatch, IterationEvents, IterationOutcome, Prefill
+from batchbench.recorder import Happened
 from batchbench.schema import POINT_COLUMNS, TABLES, arrow_schema
 
 LEDGER = ("iterations", "admissions", "prefills", "evictions", "token_runs")
@@ -29,6 +30,23 @@ _eviction = attrgetter(*_COLUMNS["evictions"][1:-4])
 _RESUMED, _REBUILT, _RECOVERED, _SWAPPED = range(-4, 0)  # of an eviction's row: filled in later
 assert _COLUMNS["evictions"][-4:] == ("resumed_iteration", "rebuilt_tokens", "recovered_tokens", "swapped_tokens")
 assert _COLUMNS["iterations"] == ("iteration", *_COUNTS, "preemptions", "finished", *_STATE, "step_s")
+
+
+_DERIVED = ("prefill_rows", "recomputed_tokens", "rebuilt_tokens", "swapped_out_tokens", "swapped_in_tokens",
+            "preemptions", "finished")  # fmt: skip
+
+
+def _derived(event: IterationEvents) -> tuple[int, ...]:
+    """_DERIVED, as an IterationOutcome would say them."""
+    return (
+        len(event.prefills),
+        sum([p.positions for p in event.prefills if p.resumed]),
+        sum([p.rebuilt_tokens for p in event.prefills]),
+        sum([e.cached_tokens or 0 for e in event.evictions if e.reclaim == "swap"]),
+        sum([a.swapped_tokens or 0 for a in event.admissions]),
+        len(event.preempted),
+        len(event.finished),
+    )
 
 
 class Ledger:
@@ -58,30 +76,36 @@ class Ledger:
                 None if step_ns is None else step_ns / NS,
             ),
         )
-        if evicted:
-            self._evict(iteration, outcome)
-        self._told["admissions"] &= outcome.admissions is not None
-        self._told["prefills"] &= outcome.prefills is not None
-        for admission in outcome.admissions or ():
+        self._happen(iteration, outcome)
+
+    def batch(self, first: int, batch: IterationBatch, times: Sequence[int]) -> None:
+        count = len(batch)
+        step_s = [(end - start) / NS for start, end in pairwise(times)] if times else [None] * count
+        derived = [[0] * count for _ in range(len(_DERIVED))]
+        for event in batch.events:
+            for column, value in zip(derived, _derived(event), strict=True):
+                column[event.place] = value
+            self._happen(first + event.place, event)
+        said = (batch.issued_tokens, batch.collected_tokens, batch.forward_tokens, [None] * count)
+        state = (batch.running, batch.waiting, batch.free_blocks, batch.unused_tokens, step_s)
+        columns: tuple[Iterable[Any], ...] = (range(first, first + count), *said, *derived, *state)
+        for column, values in zip(self._columns["iterations"], columns, strict=True):
+            column.extend(values)
+        self._flush_if_full("iterations")
+
+    def _happen(self, iteration: int, happened: Happened) -> None:
+        if happened.preempted:
+            self._evict(iteration, happened)
+        self._told["admissions"] &= happened.admissions is not None
+        self._told["prefills"] &= happened.prefills is not None
+        for admission in happened.admissions or ():
             self._add("admissions", (iteration, *_admission(admission)))
             self._resume(iteration, admission)
-        for prefill in outcome.prefills or ():
+        for prefill in happened.prefills or ():
             self._add("prefills", (iteration, *_prefill(prefill)))
             self._rebuild(prefill)
-        for request_id in outcome.finished:
+        for request_id in happened.finished:
             self._open.pop(request_id, None)
-
-    def quiet(self, first: int, quiet: QuietIterations, step_ns: int | None) -> None:
-        count, rows = len(quiet), quiet.issued_tokens
-        same = (rows, quiet.collected_tokens, rows, None, *(0,) * 7, quiet.running, quiet.waiting)
-        columns = self._columns["iterations"]
-        columns[0].extend(range(first, first + count))
-        for column, value in zip(columns[1:], same, strict=False):
-            column.extend(repeat(value, count))
-        columns[-3].extend(quiet.free_blocks)
-        columns[-2].extend(quiet.unused_tokens)
-        columns[-1].extend(repeat(None if step_ns is None else step_ns / NS, count))
-        self._flush_if_full("iterations")
 
     def token_run(self, request_id: str, first: int, tokens: int) -> None:
         self._add("token_runs", (request_id, first, tokens))
@@ -93,7 +117,7 @@ class Ledger:
         for name in LEDGER:
             self._flush(name)
 
-    def _evict(self, iteration: int, outcome: IterationOutcome) -> None:
+    def _evict(self, iteration: int, outcome: Happened) -> None:
         for event in outcome.evictions or [Eviction(request_id) for request_id in outcome.preempted or ()]:
             row = [iteration, *_eviction(event), None, None, None, None]
             self._open[event.request_id] = row

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from batchbench.protocol import IterationOutcome, Point, QuietIterations
+from batchbench.protocol import IterationBatch, IterationOutcome, Point
 from batchbench.sweep import SweepObserver
 from batchbench.timing import ContinuousTiming
 from batchbench.units import show_seconds
@@ -49,8 +49,10 @@ class ProgressLines(SweepObserver):
         if time.monotonic() - self._drawn >= _REDRAW_S:
             self._draw()
 
-    def on_quiet(self, first: int, quiet: QuietIterations) -> None:
-        self._iterations += len(quiet)
+    def on_batch(self, first: int, batch: IterationBatch) -> None:
+        self._iterations += len(batch)
+        self._finished += sum(len(event.finished) for event in batch.events)
+        self._evictions += sum(len(event.preempted) for event in batch.events)
         if time.monotonic() - self._drawn >= _REDRAW_S:
             self._draw()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
@@ -182,22 +182,49 @@ class IterationOutcome:
 _counts = attrgetter(*_COUNTS)
 
 
+class IterationEvents(NamedTuple):
+    """What happened in one iteration of a batch, as an IterationOutcome says it. place: of the iteration, from 0."""
+
+    place: int
+    finished: Sequence[str]
+    preempted: Sequence[str] = ()
+    prefills: Sequence[Prefill] = ()
+    admissions: Sequence[Admission] = ()
+    evictions: Sequence[Eviction] = ()
+    began: Sequence[str] = ()
+    paused: Sequence[str] = ()
+
+
 @dataclass(slots=True)
-class QuietIterations:
-    """A stretch of iterations in which requests decode and nothing else happens: nobody arrives, is admitted, evicted
-    or paused, or finishes. Sequences have a number for each iteration, as it was after it.
+class IterationBatch:
+    """Iterations one after the other, said at once: columns with a number for each, and events of those that have any.
+
+    All that is not said of an iteration is 0, or follows from its events.
     """
 
-    issued_tokens: int  # rows of each iteration
-    collected_tokens: int  # tokens of each
-    running: int
-    waiting: int
+    issued_tokens: Sequence[int]
+    collected_tokens: Sequence[int]
+    forward_tokens: Sequence[int]
+    running: Sequence[int]  # after the iteration, as the next three
+    waiting: Sequence[int]
     free_blocks: Sequence[int]
     unused_tokens: Sequence[int]
+    events: Sequence[IterationEvents]
 
     def __len__(self) -> int:
         """Iterations."""
-        return len(self.free_blocks)
+        return len(self.issued_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """How long a batch may go on: iterations of so many rows and positions cost so much, and the last one brings the
+    sum to `left` or beyond. watched: requests that end it with the iteration in which one of them finishes.
+    """
+
+    left: int
+    cost: Callable[[int, int], int]
+    watched: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,15 +311,15 @@ class BenchEngine(Protocol):
         """Queue a request, its history part of its prompt by now. Raises RequestRefused."""
         ...
 
-    def skip(self, room: Callable[[int], int]) -> QuietIterations | None:
-        """Run quiet iterations at once, at most as many as there is room for iterations of that many rows.
-
-        None if the next one is not quiet, or if each takes a forward.
-        """
-        ...
-
     def step(self) -> IterationOutcome:
         """Run one iteration and say what it did."""
+        ...
+
+    def advance(self, until: Until) -> IterationBatch | None:
+        """Run at least one iteration, and more at once. None, and nothing is run, if each takes a forward: then `step`.
+
+        Who finishes is done with: there is no text to take.
+        """
         ...
 
     @property

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from batchbench.errors import OutcomeRefused
-from batchbench.protocol import IterationOutcome, QuietIterations, RequestSpec
+from batchbench.protocol import IterationBatch, IterationEvents, IterationOutcome, RequestSpec
 
 SUMMED = (
     "padded_tokens",
@@ -23,6 +23,7 @@ SUMMED = (
     "preemptions",
     "swapped_blocks",
 )
+Happened = IterationOutcome | IterationEvents
 _READ = attrgetter(*SUMMED[:7])
 _AFTER_EVICTION = ("recomputed_tokens", "rebuilt_tokens", "thrashes")  # known to be 0 before anybody was evicted
 
@@ -32,7 +33,7 @@ class LedgerSink(Protocol):
 
     def iteration(self, iteration: int, outcome: IterationOutcome, step_ns: int | None) -> None: ...
 
-    def quiet(self, first: int, quiet: QuietIterations, step_ns: int | None) -> None: ...
+    def batch(self, first: int, batch: IterationBatch, times: Sequence[int]) -> None: ...
 
     def token_run(self, request_id: str, first: int, tokens: int) -> None: ...
 
@@ -94,7 +95,7 @@ class Recorder:
         self._check(iteration, outcome)
         self._count(outcome)
         self._events(iteration, outcome)
-        self._tokens(iteration, outcome)
+        self._tokens(iteration, outcome, outcome.collected_tokens)
         self.iterations.append(iteration)
         if start_ns is not None:
             self.start_ns.append(start_ns)
@@ -102,25 +103,28 @@ class Recorder:
         if self._sink is not None:
             self._sink.iteration(iteration, outcome, None if start_ns is None else end_ns - start_ns)
 
-    def add_quiet(self, first: int, quiet: QuietIterations, start_ns: int | None = None, end_ns: int = 0) -> None:
-        """A stretch of iterations that take equally long. Raises OutcomeRefused."""
-        count = len(quiet)
-        if self.runs is not None and len(self._open) != quiet.collected_tokens:
-            raise self._refuse(first, f"{quiet.collected_tokens} tokens are collected, {len(self._open)} requests get")
-        self.issued += count * quiet.issued_tokens
-        self.positions += count * quiet.issued_tokens
-        self.collected += count * quiet.collected_tokens
-        self.busy += count if quiet.issued_tokens else 0
-        self._count_free(count, sum(quiet.free_blocks), min(quiet.free_blocks))
-        self.unused_sum += sum(quiet.unused_tokens)
+    def add_batch(self, first: int, batch: IterationBatch, times: Sequence[int]) -> None:
+        """Many iterations. times: when the first began, and when each ended; empty if they took no time."""
+        count = len(batch)
+        self.issued += sum(batch.issued_tokens)
+        self.collected += sum(batch.collected_tokens)
+        self.positions += sum(batch.forward_tokens)
+        self.busy += count - batch.issued_tokens.count(0)
+        self._count_free(count, sum(batch.free_blocks), min(batch.free_blocks))
+        self.unused_sum += sum(batch.unused_tokens)
+        self.unsaid.add("padded_tokens")
+        self.copy_s = None
+        for event in batch.events:
+            iteration = first + event.place
+            self._check(iteration, event)
+            self._count_events(event)
+            self._events(iteration, event)
+            self._tokens(iteration, event, batch.collected_tokens[event.place])
         self.iterations.extend(range(first, first + count))
-        step_ns = None
-        if start_ns is not None:
-            step_ns = (end_ns - start_ns) // count
-            self.start_ns.extend(range(start_ns, end_ns, step_ns))
-            self.end_ns.extend(range(start_ns + step_ns, end_ns + 1, step_ns))
+        self.start_ns.extend(times[:-1])
+        self.end_ns.extend(times[1:])
         if self._sink is not None:
-            self._sink.quiet(first, quiet, step_ns)
+            self._sink.batch(first, batch, times)
 
     # ---- one iteration -------------------------------------------------------------------
 
@@ -147,6 +151,20 @@ class Recorder:
         elif outcome.copy_s and self.copy_s is not None:
             self.copy_s.append(outcome.copy_s)
 
+    def _count_events(self, event: IterationEvents) -> None:
+        """What an IterationOutcome would have summed up."""
+        sums = self._sums
+        if event.prefills:
+            sums["prefill_rows"] += len(event.prefills)
+            sums["recomputed_tokens"] += sum([p.positions for p in event.prefills if p.resumed])
+            sums["rebuilt_tokens"] += sum([p.rebuilt_tokens for p in event.prefills])
+        for admission in event.admissions:
+            sums["recovered_tokens"] += admission.recovered_tokens or 0
+            sums["shared_tokens"] += admission.shared_tokens or 0
+        for eviction in event.evictions:
+            if eviction.reclaim == "swap":
+                sums["swapped_out_tokens"] += eviction.cached_tokens or 0
+
     def _count_free(self, samples: int, free: int, least: int) -> None:
         self.free_samples += samples
         self.free_sum += free
@@ -157,7 +175,7 @@ class Recorder:
         if evicted or name not in _AFTER_EVICTION:
             self.unsaid.add(name)
 
-    def _events(self, iteration: int, outcome: IterationOutcome) -> None:
+    def _events(self, iteration: int, outcome: Happened) -> None:
         if outcome.preempted is None:
             self.unsaid.update(("preemptions", "thrashes"))
         elif outcome.preempted:
@@ -183,7 +201,7 @@ class Recorder:
         for request_id in outcome.finished:
             self.finished[self.index[request_id]] = iteration
 
-    def _evict(self, iteration: int, outcome: IterationOutcome) -> None:
+    def _evict(self, iteration: int, outcome: Happened) -> None:
         details = outcome.evictions
         for place, request_id in enumerate(outcome.preempted or ()):
             event = None if details is None else details[place]
@@ -211,7 +229,7 @@ class Recorder:
         sums: array[int] = getattr(self, name)
         sums[place] = -1 if value is None or sums[place] < 0 else sums[place] + value
 
-    def _tokens(self, iteration: int, outcome: IterationOutcome) -> None:
+    def _tokens(self, iteration: int, outcome: Happened, collected: int) -> None:
         """Close the runs of tokens that end, open those that begin, and compare with what was collected."""
         if outcome.began is None or outcome.paused is None or outcome.preempted is None:
             self.runs = None
@@ -223,10 +241,8 @@ class Recorder:
             if request_id in self._open or request_id not in self.index:
                 raise self._refuse(iteration, f"{request_id!r} begins to get tokens, but gets some or is unknown")
             self._open[request_id] = iteration
-        if len(self._open) != outcome.collected_tokens:
-            raise self._refuse(
-                iteration, f"{outcome.collected_tokens} tokens are collected, {len(self._open)} requests get one"
-            )
+        if len(self._open) != collected:
+            raise self._refuse(iteration, f"{collected} tokens are collected, {len(self._open)} requests get one")
         for request_id in outcome.finished:
             self._close(request_id, iteration + 1)
 
@@ -242,7 +258,7 @@ class Recorder:
     def _refuse(self, iteration: int, why: str) -> OutcomeRefused:
         return OutcomeRefused(f"iteration {iteration}: {why}")
 
-    def _check(self, iteration: int, outcome: IterationOutcome) -> None:
+    def _check(self, iteration: int, outcome: Happened) -> None:
         """Evictions come first in an iteration, then admissions, then last tokens."""
         evicted, admissions, finished = outcome.preempted or (), outcome.admissions, outcome.finished
         if admissions is None:

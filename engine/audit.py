@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from engine.block_pool import BlockPool
+from engine.block_pool import BlockCount, BlockPool
 from engine.errors import AuditError
 from engine.plan import RunnerState
 from engine.request import Request, Status
@@ -48,6 +48,11 @@ def audit(scheduler: Scheduler, runner: RunnerState | None = None) -> None:
 def _check_blocks(scheduler: Scheduler, holders: Sequence[Request]) -> None:
     """Every block is free or owned, by as many as it counts: one, unless its content is shared."""
     pool = scheduler.blocks
+    if isinstance(pool, BlockCount):
+        held = sum(request.capacity for request in holders) // scheduler.config.block_size
+        if held + pool.left != pool.size:
+            raise AuditError(f"{held} blocks are held and {pool.left} free, of {pool.size}")
+        return
     if not isinstance(pool, BlockPool):
         _check_owned_once("block", pool.size, pool.free, ((r, r.blocks) for r in holders))
         return
@@ -143,7 +148,7 @@ def _check_running(scheduler: Scheduler, request: Request) -> None:
             f"running request {name!r} has K/V of {computed} positions for {tokens} tokens, not all but one"
         )
     needed = config.blocks_for(max(computed, request.bought))
-    if len(request.blocks) != needed:
+    if len(request.blocks) != needed and scheduler.keeps_tokens:
         raise AuditError(
             f"running request {name!r} holds {len(request.blocks)} blocks, {computed} positions need {needed}"
         )

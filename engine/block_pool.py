@@ -40,6 +40,26 @@ class FreeList:
         self._free.extend(reversed(numbers))
 
 
+class BlockCount:
+    """How many blocks are free, where nobody asks which."""
+
+    def __init__(self, size: int) -> None:
+        self.size = self.left = size
+
+    def __len__(self) -> int:
+        return self.left
+
+    def take(self, count: int) -> None:
+        """The caller has checked that they are there."""
+        if count > self.left:
+            raise IndexError(f"{count} wanted, {self.left} free")
+        self.left -= count
+
+    def add(self, count: int) -> None:
+        """Count them back."""
+        self.left += count
+
+
 class BlockPool:
     """Blocks with a count of owners; a free one keeps its known content until it is handed out again.
 

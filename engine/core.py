@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.audit import audit
 from engine.config import SchedulerConfig
 from engine.errors import EngineError, NoProgress
 from engine.motions import PrefersSwap
-from engine.plan import Admission, Eviction, Plan, Prefill, Quiet, Runner, RunOutput
+from engine.plan import Admission, Eviction, Plan, Prefill, Runner, RunOutput
 from engine.sampling import GREEDY, Sampling
 from engine.scheduler import Scheduler
+from engine.stretch import MOST, Stretch, Until, decide_one, glide
 
 
 @dataclass(slots=True)
@@ -117,8 +118,7 @@ class Engine:
 
         After any error the engine is spent: the iteration is half done, and every later step raises.
         """
-        if self._failed:
-            raise EngineError("an earlier iteration failed; build a new engine")
+        self._require_whole()
         self._failed = True
         step = self._iterate()
         if self.with_audit:
@@ -126,42 +126,53 @@ class Engine:
         self._failed = False
         return step
 
-    def skip(self, room: Callable[[int], int]) -> Quiet | None:
-        """Run iterations at once, as long as all that happens in them is that requests decode.
+    def advance(self, until: Until) -> Stretch | None:
+        """Many iterations at once, by a runner that computes nothing; who finishes is forgotten, with its tokens of 0.
 
-        room: how many iterations of that many rows there may be. None if something else happens in the next one, or if
-        the runner computes text: then `step`.
+        None if there is text to compute: then `step`. Raises NoProgress.
         """
-        quiet = None if self._failed else self.scheduler.skip(room)
-        if quiet is not None:
-            count, self._idle = len(quiet.free_blocks), 0
-            self.issued_tokens += count * quiet.issued
-            self.forward_tokens += count * quiet.issued
-            self.collected_tokens += count * quiet.kept
+        if self.scheduler.keeps_tokens:
+            return None
+        self._require_whole()
+        self._failed, stretch = True, Stretch()
+        while until.left > 0 and len(stretch) < MOST and self.has_work:
+            if not glide(self.scheduler, stretch, until):
+                decide_one(self.scheduler, stretch, until)
+                self._note_progress(
+                    stretch.collected_tokens[-1], bool(self.scheduler.draft.evicted or stretch.issued_tokens[-1])
+                )
             if self.with_audit:
                 audit(self.scheduler)
-        return quiet
+        self._failed = False
+        return stretch
 
     def _iterate(self) -> Step:
         """Decide, execute, apply."""
         plan = self.scheduler.schedule()
-        if not plan.issued and not plan.evicted:
-            raise NoProgress(
-                f"no row to forward: {len(self.scheduler.waiting)} waiting, "
-                f"{len(self.scheduler.blocks)} of {self.config.pool_blocks} blocks free"
-            )
+        self._note_progress(plan.kept, bool(plan.issued or plan.evicted))
         out = self.runner.execute(plan)
         for request_id, keeps, gap in zip(plan.request_ids, plan.keeps, out.logit_gaps, strict=True):
             if keeps:
                 self._gaps.setdefault(request_id, []).append(gap)
-        finished = self.scheduler.apply(plan, out.token_ids)
-        self._idle = 0 if plan.kept else self._idle + 1
+        return self._count(plan, out, self.scheduler.apply(plan, out.token_ids))
+
+    def _require_whole(self) -> None:
+        if self._failed:
+            raise EngineError("an earlier iteration failed; build a new engine")
+
+    def _note_progress(self, kept: int, moved: bool) -> None:
+        """Raise NoProgress if nothing could run, or if long enough nobody got a token."""
+        if not moved:
+            raise NoProgress(
+                f"no row to forward: {len(self.scheduler.waiting)} waiting, "
+                f"{len(self.scheduler.blocks)} of {self.config.pool_blocks} blocks free"
+            )
+        self._idle = 0 if kept else self._idle + 1
         if self._idle > self._patience:
             raise NoProgress(
                 f"no request got a token in {self._idle} iterations under rules {self.config.rules!r}, victim "
                 f"{self.config.victim_name!r}: what is computed is thrown away as fast"
             )
-        return self._count(plan, out, finished)
 
     def _count(self, plan: Plan, out: RunOutput, finished: Sequence[str]) -> Step:
         step = Step(
@@ -171,11 +182,11 @@ class Engine:
             padded_tokens=out.padded_tokens,
             prefill_rows=len(plan.prefills),
             recomputed_tokens=sum([p.positions for p in plan.prefills if p.resumed]),
-            rebuilt_tokens=sum([p.rebuilt for p in plan.prefills]),
-            recovered_tokens=sum([a.recovered for a in plan.admitted]),
-            shared_tokens=sum([a.shared for a in plan.admitted]),
-            swapped_out_tokens=sum([e.cached_tokens for e in plan.evicted if e.swapped]),
-            swapped_in_tokens=sum([a.swapped for a in plan.admitted]),
+            rebuilt_tokens=sum([p.rebuilt_tokens for p in plan.prefills]),
+            recovered_tokens=sum([a.recovered_tokens for a in plan.admitted]),
+            shared_tokens=sum([a.shared_tokens for a in plan.admitted]),
+            swapped_out_tokens=sum([e.cached_tokens for e in plan.evicted if e.reclaim == "swap"]),
+            swapped_in_tokens=sum([a.swapped_tokens for a in plan.admitted]),
             copy_s=out.copy_s,
             prefills=plan.prefills,
             admitted=plan.admitted,

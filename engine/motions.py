@@ -6,9 +6,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.block_pool import BlockPool, FreeList
+from engine.block_pool import BlockCount, BlockPool, FreeList
 from engine.config import SchedulerConfig
-from engine.plan import Admission, Copy, Eviction, TableUpdate
+from engine.plan import Admission, Copy, Eviction, Prefill, TableUpdate
 from engine.policies import victim_rule
 from engine.request import STILL, Pace, Request, Status
 
@@ -32,6 +32,13 @@ class Draft:
     table_updates: list[TableUpdate] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     evicted: list[Eviction] = field(default_factory=list)
+    # Summed up when it is decided, for the plan.
+    issued: int = 0
+    positions: int = 0
+    kept: int = 0
+    prefills: list[Prefill] = field(default_factory=list)
+    began: Sequence[str] = ()
+    paused: Sequence[str] = ()
 
     def add(self, request: Request, positions: int) -> None:
         """Compute that many more positions of it."""
@@ -55,14 +62,18 @@ class Motions:
     `decoding`: how many of the running keep the pace; the others compute prompts. `held`: who lost its turn to decode
     in this iteration. `spent`: finished members of a static batch, which keep slot and blocks until it ends.
     `unused`: positions that running requests' blocks have room for and do not hold yet. `keeps_tokens`: whether there
-    are texts, which a prefix cache compares, and block tables to keep.
+    are texts, which a prefix cache compares, and block tables to keep; without, blocks are only counted.
     """
 
     def __init__(
         self, config: SchedulerConfig, prefers_swap: PrefersSwap | None = None, *, keeps_tokens: bool = True
     ) -> None:
         self.config, self.keeps_tokens = config, keeps_tokens or config.prefix_cache
-        self.blocks = BlockPool(config.pool_blocks) if config.prefix_cache else FreeList(config.pool_blocks)
+        self.blocks: BlockPool | FreeList | BlockCount
+        if self.keeps_tokens:
+            self.blocks = BlockPool(config.pool_blocks) if config.prefix_cache else FreeList(config.pool_blocks)
+        else:
+            self.blocks = BlockCount(config.pool_blocks)
         self.host = FreeList(config.swap_blocks)
         self.slots = FreeList(config.slots)
         self.waiting: deque[Request] = deque()
@@ -112,9 +123,9 @@ class Motions:
 
     def ending(self) -> list[Request]:
         """Who got its last token with the last tick, in running order."""
-        due = self._end_at.pop(self.pace.now, None)
-        return (
-            [] if due is None else _in_order([r for r in due if r.pace is not STILL and r.num_tokens == r.length_limit])
+        now = self.pace.now
+        return _in_order(
+            [r for r in self._end_at.pop(now) if r.settled + now == r.length_limit and r.pace is not STILL]
         )
 
     def awaits(self, request: Request, *, grows: bool) -> bool:
@@ -130,22 +141,32 @@ class Motions:
         """Give each a block more, if there is one for each."""
         if len(growers) > len(self.blocks):
             return False
-        if self.keeps_tokens:
+        if isinstance(self.blocks, BlockCount):  # as _allocate does, for speed without a call for each
+            size, grow_at = self.config.block_size, self._grow_at
+            self.blocks.take(len(growers))
+            self.unused += size * len(growers)
             for request in growers:
-                self._allocate(request, 1)
+                request.capacity += size
+                if request.capacity < request.length_limit - 1:
+                    grow_at[request.capacity + 1 - request.settled].append(request)
             return True
-        size, grow_at = self.config.block_size, self._grow_at  # the same without block tables, for speed
         for request in growers:
-            request.blocks += self.blocks.take(1)
-            request.capacity += size
-            if request.capacity < request.length_limit - 1:
-                grow_at[request.capacity + 1 - request.settled].append(request)
-        self.unused += size * len(growers)
+            self._allocate(request, 1)
+        return True
+
+    def grow_all(self) -> bool:
+        """Give everybody the block that it needs; False, and nothing is done, if there are too few."""
+        if self.pace.now not in self._grow_at:
+            return True
+        growers = self.growers()
+        if not self.grow(growers):
+            self._grow_at[self.pace.now] = growers
+            return False
         return True
 
     def make_room(self, request: Request, stop: int) -> bool:
         """Give a running request the blocks of `stop` positions; evict from it on while short. False: it gave way."""
-        missing = self.config.blocks_for(stop) - len(request.blocks)
+        missing = self.config.blocks_for(stop) - request.capacity // self.config.block_size
         while missing > len(self.blocks):
             victim = self.pick(self.running[self.running.index(request) :])
             self.evict(victim)
@@ -168,9 +189,9 @@ class Motions:
             slot=victim.slot,
             cached_tokens=victim.num_computed,
             generated_tokens=victim.num_tokens - victim.prompt_tokens,
-            freed_blocks=len(victim.blocks),
+            freed_blocks=victim.capacity // self.config.block_size,
             thrash=victim.num_computed < victim.bought,
-            swapped=swaps,
+            reclaim="swap" if swaps else "recompute",
             swap_full=wants and used > len(self.host),
         )
         self.draft.evicted.append(event)
@@ -220,7 +241,7 @@ class Motions:
             assert isinstance(self.blocks, BlockPool)
             self.blocks.share(found.blocks)
             self._hand_over(request, found.blocks, shared=True)
-        if missing := self.config.blocks_for(positions) - len(request.blocks):
+        if missing := self.config.blocks_for(positions) - request.capacity // self.config.block_size:
             self._allocate(request, missing)
         if swapped := request.swapped_tokens:
             used = len(request.host_blocks)
@@ -240,7 +261,10 @@ class Motions:
     def release(self, request: Request, status: Status) -> None:
         """Return a request's blocks and slot; it has left its list, and decodes no more."""
         assert request.slot is not None
-        self.blocks.give_back(request.blocks)
+        if isinstance(self.blocks, BlockCount):
+            self.blocks.add(request.capacity // self.config.block_size)
+        else:
+            self.blocks.give_back(request.blocks)
         self.slots.give_back([request.slot])
         self.unused -= request.capacity - request.computed
         request.frontier = max(request.frontier, request.computed)
@@ -277,18 +301,23 @@ class Motions:
         request.host_blocks, request.swapped_tokens = [], 0
 
     def _allocate(self, request: Request, count: int) -> None:
-        self._hand_over(request, self.blocks.take(count), shared=False)
+        if isinstance(self.blocks, BlockCount):
+            self.blocks.take(count)
+            self._widen(request, count)
+        else:
+            self._hand_over(request, self.blocks.take(count), shared=False)
         if request.pace is not STILL and request.capacity < request.length_limit - 1:
             self._grow_at[request.capacity + 1 - request.settled].append(request)
 
     def _hand_over(self, request: Request, blocks: list[int], *, shared: bool) -> None:
-        if self.keeps_tokens:
-            assert request.slot is not None
-            self.draft.table_updates.append(TableUpdate(request.slot, len(request.blocks), blocks, shared))
+        assert request.slot is not None
+        self.draft.table_updates.append(TableUpdate(request.slot, len(request.blocks), blocks, shared))
         request.blocks += blocks
-        room = len(blocks) * self.config.block_size
-        request.capacity += room
-        self.unused += room
+        self._widen(request, len(blocks))
+
+    def _widen(self, request: Request, blocks: int) -> None:
+        request.capacity += blocks * self.config.block_size
+        self.unused += blocks * self.config.block_size
 
 
 def _in_order(requests: list[Request]) -> list[Request]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from engine.sampling import Sampling
 
@@ -15,9 +15,9 @@ class Admission(NamedTuple):
     request_id: str
     slot: int
     resumed: bool
-    recovered: int = 0  # positions below its frontier, found in the prefix cache
-    shared: int = 0  # positions beyond its frontier, found there: another request's work
-    swapped: int = 0  # positions copied back from the swap pool
+    recovered_tokens: int = 0  # positions below its frontier, found in the prefix cache
+    shared_tokens: int = 0  # positions beyond its frontier, found there: another request's work
+    swapped_tokens: int = 0  # positions copied back from the swap pool
 
 
 class Prefill(NamedTuple):
@@ -25,7 +25,7 @@ class Prefill(NamedTuple):
 
     request_id: str
     positions: int
-    rebuilt: int  # of these, whose K/V had been computed before
+    rebuilt_tokens: int  # of these, whose K/V had been computed before
     resumed: bool
 
 
@@ -38,7 +38,7 @@ class Eviction(NamedTuple):
     generated_tokens: int
     freed_blocks: int
     thrash: bool  # had not yet filled the block that its last admission bought
-    swapped: bool = False  # its K/V went to the swap pool
+    reclaim: Literal["recompute", "swap"] = "recompute"  # what became of its K/V
     swap_full: bool = False  # it should have, but there was no room
 
 
@@ -82,16 +82,6 @@ class Plan(NamedTuple):
     token_ids: Sequence[int] = ()  # rows concatenated
     samplings: Sequence[Sampling] = ()
     keeps: Sequence[bool] = ()  # whether the row's sampled token is kept
-
-
-@dataclass(frozen=True, slots=True)
-class Quiet:
-    """A stretch of iterations in which requests decode, and nothing else happens."""
-
-    issued: int  # rows of each
-    kept: int  # tokens of each
-    free_blocks: Sequence[int]  # after each
-    unused: Sequence[int]  # positions allocated and not held, after each
 
 
 class Write(NamedTuple):

@@ -41,7 +41,7 @@ def most_blocks_per_remaining_token(candidates: Sequence[Request]) -> Request:
     """The one that holds most blocks for the least work that is left; ties: the latest arrival."""
 
     def held(request: Request) -> tuple[float, int]:
-        return len(request.blocks) / (request.length_limit - request.num_tokens), request.arrival
+        return request.capacity / (request.length_limit - request.num_tokens), request.arrival
 
     return max(candidates, key=held)
 

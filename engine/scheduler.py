@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from engine.config import SchedulerConfig
 from engine.errors import EngineError, RequestRefused
 from engine.motions import Draft, Motions, PrefersSwap
-from engine.plan import Plan, Prefill, Quiet
+from engine.plan import Plan, Prefill
 from engine.request import STILL, Request, Status
 from engine.rules import rule_set, smallest_pool, steady
 from engine.sampling import GREEDY, Sampling
@@ -63,47 +63,54 @@ class Scheduler(Motions):
 
     def schedule(self) -> Plan:
         """Decide one iteration and lay out its forward."""
+        draft = self.decide()
+        return Plan(
+            **self._rows() if self.keeps_tokens else {},
+            issued=draft.issued,
+            positions=draft.positions,
+            kept=draft.kept,
+            copies=draft.copies,
+            table_updates=draft.table_updates,
+            prefills=draft.prefills,
+            admitted=draft.admitted,
+            evicted=draft.evicted,
+            began=draft.began,
+            paused=draft.paused,
+        )
+
+    def decide(self) -> Draft:
+        """Decide one iteration, and sum up what it will do."""
         draft, held = Draft(), self.held
         self.draft, self.held = draft, []
         for request in held:
             if request.status is Status.RUNNING:
                 self.join(request)  # it lost one turn only
         self._decide(self)
-        decoding, prefills, positions, kept = self.decoding if draft.decodes else 0, [], 0, 0
+        if draft.decodes:
+            draft.issued = draft.positions = draft.kept = self.decoding
         for row, start, stop in zip(draft.rows, draft.starts, draft.stops, strict=True):
-            positions += stop - start
+            draft.issued += 1
+            draft.positions += stop - start
             if row.status is Status.RUNNING:  # not the row of a static batch that has ended already
-                kept += stop == row.settled
+                draft.kept += stop == row.settled
                 if start < row.context:
                     rebuilt = max(0, min(stop, row.frontier) - start)
-                    prefills.append(Prefill(row.request_id, stop - start, rebuilt, row.recomputes))
-        began, paused = self._changes(held)
-        return Plan(
-            **self._rows() if self.keeps_tokens else {},
-            issued=decoding + len(draft.rows),
-            positions=decoding + positions,
-            kept=decoding + kept,
-            copies=draft.copies,
-            table_updates=draft.table_updates,
-            prefills=prefills,
-            admitted=draft.admitted,
-            evicted=draft.evicted,
-            began=began,
-            paused=paused,
-        )
+                    draft.prefills.append(Prefill(row.request_id, stop - start, rebuilt, row.recomputes))
+        self._note_changes(held)
+        return draft
 
     def apply(self, plan: Plan, sampled: Sequence[int] = ()) -> list[str]:
         """Move the state past `plan`: one sampled token per row. Returns who finished."""
-        draft = self.draft
         if self.keeps_tokens:
             for row, keeps, token in zip(self._laid_out, plan.keeps, sampled, strict=True):
                 if keeps:
                     row.tokens.append(token)
-        finished = []
-        if draft.decodes:
-            self.pace.now += 1
-            self.unused -= self.decoding
-            finished = self.ending()
+        return [row.request_id for row in self.settle()]
+
+    def settle(self) -> list[Request]:
+        """Move the books past what was decided. Returns who finished."""
+        draft = self.draft
+        finished = self.tick() if draft.decodes else []
         for row, stop in zip(draft.rows, draft.stops, strict=True):
             if row.status is not Status.RUNNING:
                 continue
@@ -113,51 +120,34 @@ class Scheduler(Motions):
                 row.settled += 1
                 if row.settled == row.length_limit:
                     finished.append(row)
+                    self._retire(row)
                 else:
                     self.join(row)
         if self.config.prefix_cache:
             for row in self._laid_out:
-                self.learn(row)
+                if row.status is Status.RUNNING:
+                    self.learn(row)
+        return finished
+
+    def tick(self) -> list[Request]:
+        """Everybody who decodes has got a token. Returns whose last it was."""
+        pace = self.pace
+        pace.now += 1
+        self.unused -= self.decoding
+        if pace.now not in self._end_at:
+            return []
+        finished = self.ending()
         for row in finished:
-            self.leave(row)
-            self.running.remove(row)
-            if self.config.batching == "static":
-                row.status = Status.FINISHED
-                self.spent.append(row)
-            else:
-                self.release(row, Status.FINISHED)
-        if not self.running:
-            self.release_spent()
-        return [row.request_id for row in finished]
+            self._retire(row)
+        return finished
 
-    def skip(self, room: Callable[[int], int]) -> Quiet | None:
-        """Iterations in which requests decode and grow and nothing else happens, all at once.
-
-        room: how many of that many rows there may be. None if the next one is not such. Only without tokens: these
-        must be computed one by one.
-        """
-        if self.keeps_tokens or not self.decoding or self.decoding < len(self.running) or self.held:
-            return None
-        if not steady(self):
-            return None
-        rows, pace, blocks = self.decoding + len(self.spent), self.pace, self.blocks
-        limit = room(rows)
-        free: list[int] = []
-        unused: list[int] = []
-        while len(free) < limit and not self._ends_next():
-            if pace.now in self._grow_at:
-                growers = self.growers()
-                if not self.grow(growers):
-                    self._grow_at[pace.now] = growers
-                    break
-            pace.now += 1
-            self.unused -= self.decoding
-            free.append(len(blocks))
-            unused.append(self.unused)
-        if not free:
-            return None
+    def glides(self) -> bool:
+        """Whether all that can happen next is that requests decode, grow and finish. Only without tokens."""
+        plain = self.decoding == len(self.running) and self.decoding > 0 and not self.held
+        if self.keeps_tokens or not plain or not steady(self):
+            return False
         self._fresh = []
-        return Quiet(rows, self.decoding, free, unused)
+        return True
 
     def abort(self, request_id: str) -> None:
         """Drop a request between iterations, wherever it stands; its blocks of either pool return at once."""
@@ -195,12 +185,12 @@ class Scheduler(Motions):
             "keeps": keeps,
         }
 
-    def _changes(self, held: Sequence[Request]) -> tuple[list[str], list[str]]:
+    def _note_changes(self, held: Sequence[Request]) -> None:
         """Whose tokens begin to come with this iteration, and whose stop though they run. held: in the last one."""
         draft = self.draft
         if draft.decodes and self._flowing and not (draft.rows or held or self.held):
             self._fresh = []
-            return [], []
+            return
         began = [row for row in held if row.pace is not STILL]
         if draft.decodes:
             paused = [row for row in self.held if row.status is Status.RUNNING and row not in held]
@@ -214,14 +204,22 @@ class Scheduler(Motions):
             for row, stop in zip(draft.rows, draft.stops, strict=True)
             if stop == row.settled and row.status is Status.RUNNING
         ]
-        return [row.request_id for row in began + self._fresh], [row.request_id for row in paused]
+        draft.began = [row.request_id for row in began + self._fresh]
+        draft.paused = [row.request_id for row in paused]
 
-    def _ends_next(self) -> bool:
-        """Whether the next tick is somebody's last."""
-        tick = self.pace.now + 1
-        if tick not in self._end_at:
-            return False
-        return any(r.pace is not STILL and r.settled + tick == r.length_limit for r in self._end_at[tick])
+    def _retire(self, row: Request) -> None:
+        """It has its last token."""
+        self.leave(row)
+        self.running.remove(row)
+        if self.config.prefix_cache:
+            self.learn(row)
+        if self.config.batching == "static":
+            row.status = Status.FINISHED
+            self.spent.append(row)
+        else:
+            self.release(row, Status.FINISHED)
+        if not self.running:
+            self.release_spent()
 
     def _refuse_if_too_long(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
         config, total = self.config, prompt_tokens + output_tokens

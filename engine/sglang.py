@@ -98,14 +98,14 @@ class SGLang:
                 self.chunked = request
                 break
             chunk, prefill = chunk - pages, prefill - pages
-            left -= revived + len(request.blocks) * size - held + request.length_limit - request.prompt_tokens
+            left -= revived + request.capacity - held + request.length_limit - request.prompt_tokens
             self.full = left <= 0
             if min(chunk, prefill) <= 0:
                 break
 
     def _continue(self, m: Motions, request: Request, positions: int) -> bool:
         stop = request.num_computed + positions
-        if positions <= 0 or m.config.blocks_for(stop) - len(request.blocks) > len(m.blocks):
+        if positions <= 0 or m.config.blocks_for(stop) - request.capacity // m.config.block_size > len(m.blocks):
             return False
         m.make_room(request, stop)
         m.draft.add(request, positions)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.batch import Decoder
-from engine.block_pool import BlockPool
+from engine.block_pool import BlockCount, BlockPool
 from engine.checkpoint import assemble, tensor_shapes
 from engine.config import ModelConfig, SchedulerConfig
 from engine.core import Engine, Output, Step
@@ -122,7 +122,10 @@ def assert_whole(scheduler: Scheduler) -> None:
     if isinstance(scheduler.blocks, BlockPool):
         assert not any(scheduler.blocks.owners)
     assert scheduler.unused == scheduler.decoding == 0
-    assert sorted(scheduler.blocks.free) == list(range(scheduler.config.pool_blocks))
+    if isinstance(scheduler.blocks, BlockCount):
+        assert len(scheduler.blocks) == scheduler.config.pool_blocks
+    else:
+        assert sorted(scheduler.blocks.free) == list(range(scheduler.config.pool_blocks))
     assert sorted(scheduler.slots.free) == list(range(scheduler.config.slots))
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, cast
 
 import engine.errors
+import engine.stretch
 from batchbench.calibration import load_calibration
 from batchbench.errors import EngineFailed, RequestRefused, UsageError
 from batchbench.lazy_prompts import Joined, Repeated
-from batchbench.protocol import Admission, Eviction, IterationOutcome, Prefill, QuietIterations, RequestSpec, Text
+from batchbench.protocol import (
+    Admission,
+    Eviction,
+    IterationBatch,
+    IterationEvents,
+    IterationOutcome,
+    Prefill,
+    RequestSpec,
+    Text,
+    Until,
+)
 from batchbench.scenario import EngineSettings
 from engine.config import SchedulerConfig
 from engine.core import Engine
@@ -75,13 +85,20 @@ class EngineAdapter:
         with translated():
             self.engine.check(request.request_id, prompt, request.output_tokens)
 
-    def skip(self, room: Callable[[int], int]) -> QuietIterations | None:
-        quiet = self.engine.skip(room)
-        if quiet is None:
+    def advance(self, until: Until) -> IterationBatch | None:
+        with translated():
+            stretch = self.engine.advance(engine.stretch.Until(until.left, until.cost, until.watched))
+        if stretch is None:
             return None
-        scheduler = self.engine.scheduler
-        return QuietIterations(
-            quiet.issued, quiet.kept, len(scheduler.running), len(scheduler.waiting), quiet.free_blocks, quiet.unused
+        return IterationBatch(
+            stretch.issued_tokens,
+            stretch.collected_tokens,
+            stretch.forward_tokens,
+            stretch.running,
+            stretch.waiting,
+            stretch.free_blocks,
+            stretch.unused_tokens,
+            cast(list[IterationEvents], stretch.events),  # the same fields, by the same names
         )
 
     @property
@@ -107,11 +124,9 @@ class EngineAdapter:
             swapped_out_tokens=step.swapped_out_tokens,
             swapped_in_tokens=step.swapped_in_tokens,
             copy_s=step.copy_s if self._measures else None,
-            prefills=tuple([Prefill(p.request_id, p.positions, p.rebuilt, p.resumed) for p in step.prefills]),
-            admissions=tuple([Admission(*admission) for admission in step.admitted]),
-            evictions=tuple(
-                [Eviction(*event[:6], "swap" if event.swapped else "recompute", event.swap_full) for event in evicted]
-            ),
+            prefills=cast(tuple[Prefill, ...], tuple(step.prefills)),  # the same fields, by the same names
+            admissions=cast(tuple[Admission, ...], tuple(step.admitted)),
+            evictions=cast(tuple[Eviction, ...], tuple(evicted)),
             running=step.running,
             waiting=step.waiting,
             free_blocks=step.free_blocks,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from batchbench.errors import RequestRefused
-from batchbench.protocol import EngineDescription, IterationOutcome, QuietIterations, RequestSpec, Text
+from batchbench.protocol import EngineDescription, IterationOutcome, RequestSpec, Text, Until
 
 
 class FakeClock:
@@ -57,7 +57,7 @@ class ScriptedEngine:
         if request.request_id in self._refuse:
             raise RequestRefused(f"request {request.request_id!r}: does not fit {self._description.pool_blocks} blocks")
 
-    def skip(self, room: Callable[[int], int]) -> QuietIterations | None:
+    def advance(self, until: Until) -> None:
         return None
 
     @property

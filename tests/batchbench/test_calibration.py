@@ -180,7 +180,7 @@ REQUESTS = [RequestSpec(f"r{n}", tuple(range(1, 6 + n)), 20) for n in range(6)]
 def ledger(engine, path):
     settings = EngineSettings(**SETTINGS, calibration=str(path))
     seen = Outcomes()
-    run_workload(engine_factory(engine, settings)(14), REQUESTS, observer=seen, skips=False)
+    run_workload(engine_factory(engine, settings)(14), REQUESTS, observer=seen, batches=False)
     return [dataclasses.replace(outcome, padded_tokens=None, copy_s=None) for _, outcome in seen.outcomes]
 
 

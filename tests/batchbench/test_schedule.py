@@ -66,7 +66,7 @@ def ledger(name, settings, requests, pool, loaded={}):  # noqa: B006  # the mode
     else:
         factory = engine_factory(name, settings)
     seen = Outcomes()
-    run_workload(factory(pool), requests, observer=seen, skips=False)
+    run_workload(factory(pool), requests, observer=seen, batches=False)
     return [(at, dataclasses.replace(outcome, padded_tokens=None, copy_s=None)) for at, outcome in seen.outcomes]
 
 

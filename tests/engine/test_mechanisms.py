@@ -144,7 +144,7 @@ def test_swapping_recomputes_nothing_and_counts_what_it_moves():
     engine, steps, _ = run(torch.float32, 7, **MECHANISMS["swap"])
     evicted = [event for step in steps for event in step.evicted]
     moved = sum(event.cached_tokens for event in evicted)
-    assert evicted and all(event.swapped and not event.swap_full for event in evicted)
+    assert evicted and all(event.reclaim == "swap" and not event.swap_full for event in evicted)
     assert engine.recomputed_tokens == engine.rebuilt_tokens == 0
     assert sum(step.swapped_out_tokens for step in steps) == sum(step.swapped_in_tokens for step in steps) == moved > 0
     assert all((step.copy_s > 0) == bool(step.swapped_out_tokens or step.swapped_in_tokens) for step in steps)
@@ -155,8 +155,8 @@ def test_a_full_swap_pool_falls_back_to_recompute_and_says_so():
     engine, steps, _ = run(torch.float32, 7, **MECHANISMS["swap, a pool too small"])
     evicted = [event for step in steps for event in step.evicted]
     fallen_back = [event for event in evicted if event.swap_full]
-    assert fallen_back and all(not event.swapped for event in fallen_back)
-    assert all(event.swapped != event.swap_full for event in evicted)
+    assert fallen_back and all(event.reclaim == "recompute" for event in fallen_back)
+    assert all((event.reclaim == "swap") != event.swap_full for event in evicted)
     assert engine.recomputed_tokens > 0
 
 
@@ -170,10 +170,10 @@ def test_a_victim_finds_the_blocks_that_nobody_overwrote():
     steps = drain(engine)
     (resume,) = [a for step in steps for a in step.admitted if a.resumed]
     (event,) = [e for step in steps for e in step.evicted]
-    rebuilt = sum(p.rebuilt for step in steps for p in step.prefills if p.resumed)
+    rebuilt = sum(p.rebuilt_tokens for step in steps for p in step.prefills if p.resumed)
     assert event.request_id == resume.request_id == "young"
-    assert resume.recovered > 0 and resume.recovered % 4 == 0
-    assert resume.recovered + rebuilt == event.cached_tokens
+    assert resume.recovered_tokens > 0 and resume.recovered_tokens % 4 == 0
+    assert resume.recovered_tokens + rebuilt == event.cached_tokens
 
 
 def test_requests_with_a_common_beginning_share_its_full_blocks():
@@ -184,7 +184,7 @@ def test_requests_with_a_common_beginning_share_its_full_blocks():
     engine.submit("b", text, 6)  # 12 of 13 positions: three full blocks, and the last is computed anyway
     engine.submit("c", text[:9] + prompt(1, 4), 6)
     step = engine.step()
-    assert [(a.request_id, a.shared, a.recovered) for a in step.admitted] == [("b", 12, 0), ("c", 8, 0)]
+    assert [(a.request_id, a.shared_tokens, a.recovered_tokens) for a in step.admitted] == [("b", 12, 0), ("c", 8, 0)]
     assert step.forward_tokens == 1 + 1 + 5
     held = {name: engine.scheduler.requests[name].blocks for name in "abc"}
     assert held["a"][:3] == held["b"][:3] and held["a"][:2] == held["c"][:2]
@@ -202,7 +202,7 @@ def test_contents_whose_hashes_collide_are_not_shared():
     engine.submit("a", [0, 1, 5], 4)
     engine.step()
     engine.submit("b", [collision, 1, 5], 4)
-    assert [a.shared for a in engine.step().admitted] == [0]
+    assert [a.shared_tokens for a in engine.step().admitted] == [0]
 
 
 def test_equal_blocks_after_unequal_ones_are_not_shared():
@@ -210,7 +210,7 @@ def test_equal_blocks_after_unequal_ones_are_not_shared():
     engine.submit("a", [1, 2, 7, 7, 9], 4)
     engine.step()
     engine.submit("b", [3, 4, 7, 7, 9], 4)
-    assert [a.shared for a in engine.step().admitted] == [0]
+    assert [a.shared_tokens for a in engine.step().admitted] == [0]
 
 
 def test_what_was_freed_longest_ago_is_overwritten_first():
@@ -223,7 +223,7 @@ def test_what_was_freed_longest_ago_is_overwritten_first():
     drain(engine)
     for name, token, found in (("b", 2, 2), ("a", 1, 0)):
         engine.submit(f"{name} again", [token] * 4, 1)
-        assert [a.shared for step in drain(engine) for a in step.admitted] == [found]
+        assert [a.shared_tokens for step in drain(engine) for a in step.admitted] == [found]
 
 
 # ---- chunks, priorities, reservation, static batching ------------------------------------------
