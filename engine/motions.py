@@ -56,6 +56,9 @@ class Found:
     chain: list[int] = field(default_factory=list)
 
 
+NOTHING = Found()
+
+
 class Motions:
     """The pools, the queues, and the moves between them.
 
@@ -116,10 +119,7 @@ class Motions:
 
     def growers(self) -> list[Request]:
         """Who has outgrown its blocks, in running order. Each must grow, give way, or be held."""
-        now = self.pace.now
-        if now not in self._grow_at:
-            return []
-        return _in_order([r for r in self._grow_at.pop(now) if r.settled + now > r.capacity and r.pace is not STILL])
+        return _in_order([request for request in self._grow_at.pop(self.pace.now, ()) if self._outgrown(request)])
 
     def ending(self) -> list[Request]:
         """Who got its last token with the last tick, in running order."""
@@ -141,28 +141,35 @@ class Motions:
         """Give each a block more, if there is one for each."""
         if len(growers) > len(self.blocks):
             return False
-        if isinstance(self.blocks, BlockCount):  # as _allocate does, for speed without a call for each
-            size, grow_at = self.config.block_size, self._grow_at
-            self.blocks.take(len(growers))
-            self.unused += size * len(growers)
-            for request in growers:
-                request.capacity += size
-                if request.capacity < request.length_limit - 1:
-                    grow_at[request.capacity + 1 - request.settled].append(request)
-            return True
         for request in growers:
             self._allocate(request, 1)
         return True
 
     def grow_all(self) -> bool:
         """Give everybody the block that it needs; False, and nothing is done, if there are too few."""
-        if self.pace.now not in self._grow_at:
+        now, size = self.pace.now, self.config.block_size
+        due = self._grow_at.pop(now, None)
+        if due is None:
             return True
-        growers = self.growers()
-        if not self.grow(growers):
-            self._grow_at[self.pace.now] = growers
-            return False
+        if len(due) > len(self.blocks) or not isinstance(self.blocks, BlockCount):
+            growers = _in_order([request for request in due if self._outgrown(request)])
+            if not self.grow(growers):
+                self._grow_at[now] = growers
+                return False
+            return True
+        taken, later = 0, self._grow_at[now + size]  # as _allocate does, without a call for each
+        for request in due:
+            if request.settled + now > request.capacity and request.pace is not STILL:
+                taken += 1
+                request.capacity += size
+                if request.capacity < request.length_limit - 1:
+                    later.append(request)
+        self.blocks.take(taken)
+        self.unused += taken * size
         return True
+
+    def _outgrown(self, request: Request) -> bool:
+        return request.pace is not STILL and request.num_tokens > request.capacity
 
     def make_room(self, request: Request, stop: int) -> bool:
         """Give a running request the blocks of `stop` positions; evict from it on while short. False: it gave way."""
@@ -212,7 +219,7 @@ class Motions:
         if request.host_blocks:
             return Found(request.swapped_tokens)
         if not self.config.prefix_cache:
-            return Found()
+            return NOTHING
         assert isinstance(self.blocks, BlockPool)
         size = self.config.block_size
         blocks, chain = self.blocks.find(request.tokens, size, request.num_tokens - 1)
@@ -220,9 +227,12 @@ class Motions:
 
     def fits(self, found: Found, positions: int) -> bool:
         """Whether a waiting request that found so much could get the blocks of `positions` now."""
-        needed = self.config.blocks_for(positions) - len(found.blocks)
-        free = len(self.blocks) - self.revived(found) - (self.config.watermark_blocks if self.running else 0)
-        return len(self.slots) > 0 and needed <= free
+        if not len(self.slots):
+            return False
+        free = len(self.blocks) - (self.config.watermark_blocks if self.running else 0)
+        if found.blocks:
+            free -= self.revived(found) - len(found.blocks)
+        return self.config.blocks_for(positions) <= free
 
     def revived(self, found: Found) -> int:
         """Blocks of what was found that count as free until it is taken."""

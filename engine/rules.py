@@ -38,9 +38,8 @@ def _run(m: Motions) -> int:
     if m.decoding > budget:
         m.hold([r for r in m.running if r.pace is not STILL][budget:])
     budget -= m.decoding
-    growers = m.growers()
-    if not m.grow(growers):
-        for request in growers:
+    if not m.grow_all():
+        for request in m.growers():
             if request.status is Status.RUNNING:  # not evicted by one before it
                 m.make_room(request, request.num_tokens)
     if len(m.running) > m.decoding and budget:
@@ -83,10 +82,8 @@ def vllm_v1(m: Motions) -> None:
     evicted. The gate is what must fit before a request is admitted: its whole context, or its first chunk.
     """
     budget, extra = m.config.budget, 0  # positions beyond one for each row
-    undecided = _undecided(m)
-    if len(m.running) == m.decoding <= budget and m.grow(undecided):
-        undecided = []
-    for request in undecided:
+    simple = len(m.running) == m.decoding <= budget and m.grow_all()
+    for request in () if simple else _undecided(m):
         if request.status is not Status.RUNNING:
             continue
         place = m.running.index(request)

@@ -104,9 +104,10 @@ def _decode(scheduler: Scheduler, stretch: Stretch, until: Until) -> bool:
     cost, free, unused = until.cost(rows, rows), stretch.free_blocks, stretch.unused_tokens
     first, finished = len(free), list[Request]()
     end = min(MOST, first - (-until.left // cost))
-    while len(free) < end and not finished and scheduler.grow_all():
-        finished = scheduler.tick()
-        free.append(len(scheduler.blocks))
+    blocks, grow_all, tick = scheduler.blocks, scheduler.grow_all, scheduler.tick
+    while len(free) < end and not finished and grow_all():
+        finished = tick()
+        free.append(len(blocks))
         unused.append(scheduler.unused)
     count = len(free) - first
     stretch.issued_tokens += [rows] * count
