@@ -38,8 +38,9 @@ check: .venv/installed  ## formatting, lint, types, import contracts
 soak: .venv/installed  ## thousands of requests under every mechanism: texts, lost blocks, memory (a minute)
 	$(BIN)/python -m benchmarks.soak
 
-bench: .venv/installed  ## time the scheduler, the harness's share of a sweep, and what the promise costs
+bench: .venv/installed  ## time the scheduler, the harness's share of a sweep, planning, and what the promise costs
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.promise
 
 bench-peers: .venv/installed  ## measure other engines beside this one (two hours, 8 GB under .peers/)

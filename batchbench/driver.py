@@ -182,7 +182,7 @@ class Arrivals:
     """
 
     def __init__(self, requests: Sequence[RequestSpec]) -> None:
-        known = {request.request_id for request in requests}
+        known = {request.request_id: request for request in requests}
         self._queue: list[tuple[int, int, RequestSpec]] = []
         self._followers: dict[str, list[tuple[int, RequestSpec]]] = {}
         self._told: dict[str, Sequence[int]] = {}  # whole prompts of those that somebody continues
@@ -191,6 +191,11 @@ class Arrivals:
                 self._queue.append((request.arrival, place, request))
             elif request.after not in known:
                 raise UsageError(f"request {request.request_id!r} follows {request.after!r}, which is not there")
+            elif request.history_tokens not in (0, _whole(known[request.after])):
+                raise UsageError(
+                    f"request {request.request_id!r} has a history of {request.history_tokens} tokens, but "
+                    f"{request.after!r} is told and says {_whole(known[request.after])}"
+                )
             else:
                 self._followers.setdefault(request.after, []).append((place, request))
         heapq.heapify(self._queue)
@@ -227,11 +232,17 @@ class Arrivals:
             heapq.heappush(self._queue, (now + request.arrival, place, request))
 
 
+def _whole(request: RequestSpec) -> int:
+    """Tokens that it is told and says."""
+    return request.prompt_tokens + request.output_tokens
+
+
 def _require_ends(requests: Sequence[RequestSpec], followers: dict[str, list[tuple[int, RequestSpec]]]) -> None:
     """Raise UsageError unless following leads from a request without `after` to every one."""
     reached = [request.request_id for request in requests if request.after is None]
     for request_id in reached:
         reached += (request.request_id for _, request in followers.get(request_id, ()))
     if len(reached) < len(requests):
-        circle = next(r.request_id for r in requests if r.request_id not in set(reached))
+        arrives = set(reached)
+        circle = next(request.request_id for request in requests if request.request_id not in arrives)
         raise UsageError(f"request {circle!r} follows itself, through others or not, so it would never arrive")

@@ -10,7 +10,7 @@ from engine.block_pool import BlockCount, BlockPool, FreeList
 from engine.config import SchedulerConfig
 from engine.plan import Admission, Copy, Eviction, Prefill, TableUpdate
 from engine.policies import victim_rule
-from engine.request import STILL, Pace, Request, Status
+from engine.request import NONE, STILL, Pace, Request, Status
 
 PrefersSwap = Callable[[int], bool]
 """Whether swapping out and back costs less than recomputing, for a victim of that many computed positions."""
@@ -246,7 +246,7 @@ class Motions:
         self.running.append(request)
         request.status = Status.RUNNING
         (request.slot,) = self.slots.take(1)
-        request.computed = found.tokens
+        request.computed, request.blocks = found.tokens, []
         if found.blocks:
             assert isinstance(self.blocks, BlockPool)
             self.blocks.share(found.blocks)
@@ -278,7 +278,7 @@ class Motions:
         self.slots.give_back([request.slot])
         self.unused -= request.capacity - request.computed
         request.frontier = max(request.frontier, request.computed)
-        request.blocks, request.capacity, request.computed, request.chain = [], 0, 0, []
+        request.blocks, request.capacity, request.computed, request.chain = NONE, 0, 0, NONE
         request.slot, request.status = None, status
 
     def drop(self, request: Request) -> None:
@@ -308,7 +308,7 @@ class Motions:
 
     def _drop_swapped(self, request: Request) -> None:
         self.host.give_back(request.host_blocks)
-        request.host_blocks, request.swapped_tokens = [], 0
+        request.host_blocks, request.swapped_tokens = NONE, 0
 
     def _allocate(self, request: Request, count: int) -> None:
         if isinstance(self.blocks, BlockCount):

@@ -25,6 +25,11 @@ class Pace:
 
 
 STILL = Pace()  # of the others: it never moves
+NONE: list[int] = []  # shared by all that have none, since very many may wait; never changed in place
+
+
+def _none() -> list[int]:
+    return NONE
 
 
 @dataclass(slots=True, eq=False)
@@ -41,23 +46,23 @@ class Request:
     length_limit: int  # tokens, prompt included, at which the request is finished
     arrival: int  # submission order
     settled: int  # num_tokens, less the pace's
-    tokens: list[int] = field(default_factory=list)  # prompt and generated; empty where nobody reads them
+    tokens: list[int] = field(default_factory=_none)  # prompt and generated; empty where nobody reads them
     sampling: Sampling = GREEDY
     priority: int = 0  # of victims, the highest number goes first
     status: Status = Status.WAITING
     pace: Pace = STILL
     place: int = 0  # running requests are in this order
     slot: int | None = None
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=_none)
     capacity: int = 0  # positions that `blocks` hold; kept beside it because every iteration reads it
     computed: int = 0  # num_computed, while it does not decode
     frontier: int = 0  # most positions ever computed
     context: int = 0  # tokens at the last admission: below it, positions are of a prompt or of a resumed context
     recomputes: bool = False  # and whether of a context whose K/V an eviction dropped
     bought: int = 0  # positions that the blocks of the last admission hold
-    host_blocks: list[int] = field(default_factory=list)  # of the swap pool, while it is swapped out
+    host_blocks: list[int] = field(default_factory=_none)  # of the swap pool, while it is swapped out
     swapped_tokens: int = 0  # positions whose K/V is in them
-    chain: list[int] = field(default_factory=list)  # serials of its full blocks, by content (prefix cache)
+    chain: list[int] = field(default_factory=_none)  # serials of its full blocks, by content (prefix cache)
     evictions: int = 0
 
     @property

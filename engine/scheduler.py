@@ -9,7 +9,7 @@ from engine.config import SchedulerConfig
 from engine.errors import EngineError, RequestRefused
 from engine.motions import Draft, Motions, PrefersSwap
 from engine.plan import Plan, Prefill
-from engine.request import STILL, Request, Status
+from engine.request import NONE, STILL, Request, Status
 from engine.rules import rule_set, smallest_pool, steady
 from engine.sampling import GREEDY, Sampling
 
@@ -53,7 +53,7 @@ class Scheduler(Motions):
         """Queue a request. Raises RequestRefused."""
         length = len(prompt)
         self.check(request_id, length, output_tokens)
-        tokens = list(prompt) if self.keeps_tokens else []
+        tokens = list(prompt) if self.keeps_tokens else NONE
         request = Request(
             request_id, length, length + output_tokens, self._submitted, length, tokens, sampling, priority
         )
