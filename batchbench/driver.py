@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
-from batchbench.clocks import IterationCost, RunClock, run_clock
+from batchbench.clocks import NS, IterationCost, RunClock, run_clock
 from batchbench.errors import EngineFailed, OutcomeRefused, UsageError
 from batchbench.lazy_prompts import Joined
 from batchbench.protocol import (
@@ -16,6 +17,7 @@ from batchbench.protocol import (
     Choices,
     Clock,
     IterationOutcome,
+    Point,
     QuietIterations,
     RequestSpec,
     Text,
@@ -33,6 +35,17 @@ class Pacing:
 
     clock: WorkloadClock = "iterations"
     cost: IterationCost | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one run may take at most, looked at between iterations; None: whatever it takes.
+
+    max_iterations: of those that the engine ran. max_s: real seconds, waiting and the harness's own work included.
+    """
+
+    max_iterations: int | None = None
+    max_s: float | None = None
 
 
 class RunObserver:
@@ -55,16 +68,18 @@ def run_workload(
     sink: LedgerSink | None = None,
     choices: Choices = (),
     skips: bool = True,
+    limits: Limits | None = None,
 ) -> ContinuousTiming:
     """Submit every request at its arrival, step until all are done, collect their texts.
 
     clock: this machine's seconds. pacing: what arrivals are counted in; iterations if None. sink: where every iteration
     goes. choices: what the point of a sweep changed of the engine, for the record. skips: let the engine run quiet
     iterations at once, which changes nothing but the time it takes. Raises EngineFailed if the engine stops early,
-    stalls, or if its texts and its counts disagree; OutcomeRefused if it reports what cannot have happened; UsageError
-    if requests wait for each other.
+    stalls, reaches one of the limits with work left, or if its texts and its counts disagree; OutcomeRefused if it
+    reports what cannot have happened; UsageError if requests wait for each other.
     """
-    return _Run(engine, requests, clock, pacing or Pacing(), observer or RunObserver(), sink).result(choices, skips)
+    run = _Run(engine, requests, clock, pacing or Pacing(), observer or RunObserver(), sink, limits or Limits())
+    return run.result(choices, skips)
 
 
 class _Run:
@@ -78,6 +93,7 @@ class _Run:
         pacing: Pacing,
         observer: RunObserver,
         sink: LedgerSink | None,
+        limits: Limits,
     ) -> None:
         about = engine.describe()
         if unknown := sorted(set(about.reports) - {field.name for field in fields(IterationOutcome)}):
@@ -88,14 +104,16 @@ class _Run:
         self.record = Recorder(requests, about.block_size, sink)
         self.arrivals = Arrivals(requests)
         self.texts: dict[str, Text] = {}
-        self.kept = self.stalled = 0
+        self.limits = limits
+        self.kept = self.stalled = self.ran = 0
         self.reported = attrgetter("issued_tokens", "collected_tokens", *about.reports)
 
     def result(self, choices: Choices, skips: bool) -> ContinuousTiming:
         quiet = None
         while self.arrivals or self.engine.has_work:
-            if not self.engine.has_work and (due := self.arrivals.next) is not None:
-                self.clock.wait(due)
+            self._check_limits(choices)
+            if not self.engine.has_work and (due := self.arrivals.next) is not None and not self._wait(due):
+                continue
             self._submit_due()
             # A stretch has just ended, so something happens now.
             quiet = self.engine.skip(self._room) if skips and quiet is None else None
@@ -110,7 +128,28 @@ class _Run:
         )
 
     def _room(self, rows: int) -> int:
-        return self.clock.room(self.arrivals.next, rows)
+        room, most = self.clock.room(self.arrivals.next, rows), self.limits.max_iterations
+        return room if most is None else min(room, most - self.ran)
+
+    def _wait(self, due: int) -> bool:
+        """Until then, and whether it came to that: real time is not waited for beyond its limit."""
+        end = math.inf if self.limits.max_s is None or self.clock.name != "wall" else self.limits.max_s * NS
+        self.clock.wait(due if due <= end else round(end) + 1)
+        return due <= end
+
+    def _check_limits(self, choices: Choices) -> None:
+        limits = self.limits
+        if limits.max_iterations is not None and self.ran >= limits.max_iterations:
+            key, what = "max_iterations", f"{self.ran} iterations"
+        elif limits.max_s is not None and self.read() - self.began >= limits.max_s:
+            key, what = "max_s", f"{limits.max_s:g} s"
+        else:
+            return
+        finished = sum(iteration >= 0 for iteration in self.record.finished)
+        raise EngineFailed(
+            f"{Point(self.about.pool_blocks, choices).name}: {what} are over and {finished} of {len(self.requests)} "
+            f"requests have finished; an incomplete run gives no result: raise {key} in [run], or ask for less"
+        )
 
     def _submit_due(self) -> None:
         if not self.arrivals:
@@ -126,6 +165,7 @@ class _Run:
     def _step(self) -> None:
         iteration = self.clock.iteration
         outcome = self.clock.run(self.engine.step)
+        self.ran += 1
         self.record.add(iteration, outcome, self.clock.start_ns if self.clock.timed else None, self.clock.end_ns)
         if None in self.reported(outcome):
             missing = next(name for name in self.about.reports if getattr(outcome, name) is None)
@@ -142,6 +182,7 @@ class _Run:
     def _skipped(self, quiet: QuietIterations) -> None:
         first, start_ns = self.clock.iteration, self.clock.end_ns
         self.clock.skipped(quiet)
+        self.ran += len(quiet)
         self.record.add_quiet(first, quiet, start_ns if self.clock.timed else None, self.clock.end_ns)
         self.observer.on_quiet(first, quiet)
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from batchbench.predict import floor_iterations, floor_positions
 from batchbench.protocol import EngineDescription, Point, RequestSpec, Tokenizer
+from batchbench.schema import MAY_DIFFER
 from batchbench.timing import DEGENERATE_REPETITION, REPETITION_WINDOW, ContinuousTiming
 from batchbench.units import show_blocks, show_bytes, show_count, show_seconds
 
@@ -48,16 +49,19 @@ class Sheet:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
+def sweep_sheet(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping[str, Any]] = ()) -> Sheet:
     """The headline of each point, in the roundings that the field's texts use.
 
-    A column more where choices vary, or where numerics is fast.
+    statistics: rows of that table. A column more where choices vary, where counters may differ between runs, where
+    points were repeated, or where numerics is fast.
     """
     verdict = "identical" if len(pools) > 1 else "not compared"
     if any(pool["text_digest"] is None for pool in pools):
         verdict = "not computed"
     varied = any(pool["choices"] for pool in pools)
     fast = ("fast",) if any(pool["numerics"] == "fast" for pool in pools) else ()
+    inexact = any(pool["counters"] == MAY_DIFFER for pool in pools)
+    timed, times = _repeated_times(statistics)
     return Sheet(
         (
             "pool",
@@ -69,6 +73,8 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
             "paired latency",
             "text",
             *(("numerics",) if fast else ()),
+            *(("counters",) if inexact else ()),
+            *((timed,) if times else ()),
         ),
         tuple(
             (
@@ -81,10 +87,28 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
                 _show(pool["paired_latency_penalty"], "{:.2f}x", "no reference"),
                 verdict,
                 *fast,
+                *((pool["counters"],) if inexact else ()),
+                *((times[pool["point"]],) if times else ()),
             )
             for pool in pools
         ),
     )
+
+
+def _repeated_times(statistics: Sequence[Mapping[str, Any]]) -> tuple[str, dict[int, str]]:
+    """A heading, and the time of each point by its place: that of the iterations, or of the whole run where theirs is
+    modelled; no times if no point was repeated.
+    """
+    for metric, name in (("engine_s", "engine time"), ("wall_s", "wall time")):
+        rows = [row for row in statistics if row["metric"] == metric and row["n"] > 1]
+        if rows:
+            return f"{name}, median [low, high]", {row["point"]: _show_interval(row) for row in rows}
+    return "", {}
+
+
+def _show_interval(row: Mapping[str, Any]) -> str:
+    median, low, high = (show_seconds(row[name]) for name in ("median", "low", "high"))
+    return f"{median} [{low}, {high}] n={row['n']}"
 
 
 def plan_rows(
