@@ -69,7 +69,7 @@ from batchbench.recorder import LedgerSink
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
 from batchbench.service import Slo
-from batchbench.sweep import SweepObserver, Turn, check_sweep, sweep_pool_sizes
+from batchbench.sweep import Pass, SweepObserver, check_sweep, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
 from batchbench.units import show_bytes
 from batchbench.workload import build_requests, workload_hash
@@ -132,11 +132,11 @@ def sweep(
     ] = None,
     repetitions: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="Measured runs of every point, taken in turns. The scenario's if left out."),
+        typer.Option(min=1, max=1000, help="Measured passes over all points. The scenario's if left out."),
     ] = None,
     warmup: Annotated[
         int | None,
-        typer.Option(min=0, max=1000, help="Runs of every point before that, thrown away. The scenario's if left out."),
+        typer.Option(min=0, max=1000, help="Passes before that, thrown away. The scenario's if left out."),
     ] = None,
     audit: Annotated[
         bool, typer.Option("--audit", help="Check the engine's invariants after every iteration.")
@@ -369,8 +369,8 @@ class _SaveAndShow(SweepObserver):
         self._writer.open()
         self._next.on_start(points)
 
-    def on_point(self, point: Point, turn: Turn) -> None:
-        self._next.on_point(point, turn)
+    def on_point(self, point: Point, which: Pass) -> None:
+        self._next.on_point(point, which)
 
     def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
         self._next.on_iteration(iteration, outcome)
@@ -385,8 +385,8 @@ class _SaveAndShow(SweepObserver):
         self._writer.save_point(timing)
         self._next.on_timing(timing)
 
-    def on_repeated(self, point: Point, turn: Turn) -> None:
-        self._next.on_repeated(point, turn)
+    def on_repeated(self, point: Point, which: Pass) -> None:
+        self._next.on_repeated(point, which)
 
 
 def pacing_of(scenario: Scenario) -> Pacing:

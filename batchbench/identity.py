@@ -23,9 +23,13 @@ def require_repeated(reference: ContinuousTiming, other: ContinuousTiming, run: 
     for (name, want), (_, got) in zip(_counts(reference), _counts(other), strict=True):
         if want != got:
             raise CountsDiffer(
-                f"counts differ, so there are no timings: {name} is {got} in {other.point.name}, {run}, and was {want} "
-                f"in the first; with clock = {other.clock!r} every run must count the same"
+                f"counts differ, so there are no timings: {name} is {_said(got)} in {other.point.name}, {run}, and was "
+                f"{_said(want)} in the first; with clock = {other.clock!r} every run must count the same"
             )
+
+
+def _said(count: Any) -> str:
+    return "unreported" if count is None else str(count)
 
 
 def _counts(timing: ContinuousTiming) -> Iterator[tuple[str, Any]]:

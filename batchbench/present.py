@@ -59,9 +59,7 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping
     if any(pool["text_digest"] is None for pool in pools):
         verdict = "not computed"
     varied = any(pool["choices"] for pool in pools)
-    fast = ("fast",) if any(pool["numerics"] == "fast" for pool in pools) else ()
-    inexact = any(pool["counters"] == MAY_DIFFER for pool in pools)
-    timed, times = _repeated_times(statistics)
+    more = _more_columns(pools, statistics)
     return Sheet(
         (
             "pool",
@@ -72,9 +70,7 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping
             "victim latency",
             "paired latency",
             "text",
-            *(("numerics",) if fast else ()),
-            *(("counters",) if inexact else ()),
-            *((timed,) if times else ()),
+            *more,
         ),
         tuple(
             (
@@ -86,24 +82,26 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping
                 _show(pool["preemption_latency_penalty"], "{:.2f}x", "no control group"),
                 _show(pool["paired_latency_penalty"], "{:.2f}x", "no reference"),
                 verdict,
-                *fast,
-                *((pool["counters"],) if inexact else ()),
-                *((times[pool["point"]],) if times else ()),
+                *(column[place] for column in more.values()),
             )
-            for pool in pools
+            for place, pool in enumerate(pools)
         ),
     )
 
 
-def _repeated_times(statistics: Sequence[Mapping[str, Any]]) -> tuple[str, dict[int, str]]:
-    """A heading, and the time of each point by its place: that of the iterations, or of the whole run where theirs is
-    modelled; no times if no point was repeated.
-    """
+def _more_columns(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """By heading. Times are those of the iterations, or of the whole runs where theirs are modelled."""
+    more: dict[str, list[str]] = {}
+    if any(pool["numerics"] == "fast" for pool in pools):
+        more["numerics"] = ["fast"] * len(pools)
+    if any(pool["counters"] == MAY_DIFFER for pool in pools):
+        more["counters"] = [pool["counters"] for pool in pools]
     for metric, name in (("engine_s", "engine time"), ("wall_s", "wall time")):
-        rows = [row for row in statistics if row["metric"] == metric and row["n"] > 1]
+        rows = [row for row in statistics if row["metric"] == metric and row["n"] > 1]  # one for each point, or none
         if rows:
-            return f"{name}, median [low, high]", {row["point"]: _show_interval(row) for row in rows}
-    return "", {}
+            more[f"{name}, median [low, high]"] = [_show_interval(row) for row in rows]
+            break
+    return more
 
 
 def _show_interval(row: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from batchbench.protocol import IterationOutcome, Point, QuietIterations
-from batchbench.sweep import SweepObserver, Turn
+from batchbench.sweep import Pass, SweepObserver
 from batchbench.timing import ContinuousTiming
 from batchbench.units import show_seconds
 
@@ -37,10 +37,10 @@ class ProgressLines(SweepObserver):
         if self._console.is_terminal:
             self._bar.start()
 
-    def on_point(self, point: Point, turn: Turn) -> None:
+    def on_point(self, point: Point, which: Pass) -> None:
         self._iterations = self._finished = self._evictions = 0
         self._began = time.monotonic()
-        self._shown = _column(point, turn)
+        self._shown = _column(point, which)
         self._task = self._bar.add_task("", total=self._requests, pool=self._shown, state="")
         self._draw()
 
@@ -59,7 +59,7 @@ class ProgressLines(SweepObserver):
     def on_timing(self, timing: ContinuousTiming) -> None:
         self._end()
 
-    def on_repeated(self, point: Point, turn: Turn) -> None:
+    def on_repeated(self, point: Point, which: Pass) -> None:
         self._end()
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class ProgressLines(SweepObserver):
             self._bar.update(self._task, completed=self._finished, state=self._state(), refresh=True)
 
 
-def _column(point: Point, turn: Turn) -> str:
-    """The turn is named where there is more than one."""
+def _column(point: Point, which: Pass) -> str:
+    """The pass is named where there is more than one."""
     said = f"{point.pool_blocks:>6}" + (f"  {point.label:<30}" if point.choices else "")
-    return said if turn.of == 1 and not turn.warmup else f"{said}  {turn.name}"
+    return said if which.of == 1 and not which.warmup else f"{said}  {which.name}"

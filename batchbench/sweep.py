@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Pass:
     """One time through all points: a warm-up, or a repetition. number: from 0, of as many as `of`."""
 
     number: int
@@ -34,8 +34,8 @@ class Turn:
         return f"{'warm-up' if self.warmup else 'repetition'} {self.number + 1} of {self.of}"
 
     @property
-    def counts(self) -> bool:
-        """Whether the runs of this turn are the sweep's results; those of a later one only add their times."""
+    def is_result(self) -> bool:
+        """Whether its runs are the sweep's results; those of a later one only add their times."""
         return not self.warmup and self.number == 0
 
 
@@ -45,7 +45,7 @@ class SweepObserver(RunObserver):
     def on_start(self, points: Sequence[Point]) -> None:
         """Everything was accepted; the first point is about to run."""
 
-    def on_point(self, point: Point, turn: Turn) -> None:
+    def on_point(self, point: Point, which: Pass) -> None:
         """A point's run begins."""
 
     def ledger(self, point: Point, engine: EngineDescription) -> LedgerSink | None:
@@ -55,7 +55,7 @@ class SweepObserver(RunObserver):
     def on_timing(self, timing: ContinuousTiming) -> None:
         """A point's first repetition is done and its text agrees with the first point's."""
 
-    def on_repeated(self, point: Point, turn: Turn) -> None:
+    def on_repeated(self, point: Point, which: Pass) -> None:
         """Another run of it is done: a warm-up, or a repetition, which agrees with the first."""
 
 
@@ -73,36 +73,39 @@ def sweep_pool_sizes(
 ) -> list[ContinuousTiming]:
     """Run `requests` at every point: a pool size in blocks, or a Point that changes more of the engine.
 
-    pacing: what arrivals are counted in. warmup: turns whose runs are thrown away. repetitions: turns that are
-    measured; a turn goes through all points before the next begins, so that a drift of the machine falls on all alike.
-    limits: of one run. Returns one ContinuousTiming per point, in their order: that of the first repetition, with what
-    every one measured if there are several. Raises TextsDiffer, and returns nothing, if any request's token ids differ
-    between two runs; CountsDiffer if a counter differs between two repetitions, unless the clock is `wall`;
-    EngineFailed if a limit is reached; UsageError or RequestRefused before the first run if a point or a request is
-    impossible.
+    pacing: what arrivals are counted in. warmup: passes over all points that are thrown away. repetitions: passes that
+    are measured. limits: of one run. Returns one ContinuousTiming per point, in their order: that of the first
+    repetition, with what every one measured if there are several. Raises TextsDiffer, and returns nothing, if any
+    request's token ids differ between two runs; CountsDiffer if a repetition counts otherwise, unless the clock is
+    `wall`; EngineFailed at a limit; UsageError or RequestRefused, before anything runs, for what is impossible.
     """
     observer, listed, pacing = observer or SweepObserver(), _as_points(points), pacing or Pacing()
     check_sweep(requests, listed, make_engine, repetitions)
     observer.on_start(listed)
-    turns = [Turn(number, warmup, True) for number in range(warmup)]
-    turns += [Turn(number, repetitions) for number in range(repetitions)]
     results: list[ContinuousTiming] = []
     times: list[list[Measured]] = [[] for _ in listed]
-    for turn, (place, point) in product(turns, enumerate(listed)):
-        observer.on_point(point, turn)
-        timing = _run_point(requests, point, make_engine, clock, pacing, observer, turn, limits)
-        if turn.counts:
-            if results:
-                require_same_texts(results[0], timing)
+    for which, (place, point) in product(_passes(warmup, repetitions), enumerate(listed)):
+        observer.on_point(point, which)
+        timing = _run_point(requests, point, make_engine, clock, pacing, observer, which, limits)
+        if which.is_result:
+            require_same_texts(results[0] if results else timing, timing)
             results.append(timing)
             observer.on_timing(timing)
-        elif not turn.warmup:
-            require_repeated(results[place], timing, turn.name)
-        if not turn.counts:
-            observer.on_repeated(point, turn)
-        if repetitions > 1 and not turn.warmup:
+        else:
+            if not which.warmup:
+                require_repeated(results[place], timing, which.name)
+            observer.on_repeated(point, which)
+        if repetitions > 1 and not which.warmup:
             times[place].append(measured(timing))
     return [replace(timing, repetitions=tuple(runs)) for timing, runs in zip(results, times, strict=True)]
+
+
+def _passes(warmup: int, repetitions: int) -> list[Pass]:
+    """Each goes through all points before the next begins, so that a drift of the machine falls on all alike."""
+    return [
+        *(Pass(number, warmup, warmup=True) for number in range(warmup)),
+        *(Pass(number, repetitions) for number in range(repetitions)),
+    ]
 
 
 def _run_point(
@@ -112,7 +115,7 @@ def _run_point(
     clock: Clock,
     pacing: Pacing,
     observer: SweepObserver,
-    turn: Turn,
+    which: Pass,
     limits: Limits | None,
 ) -> ContinuousTiming:
     engine = make_engine(point.pool_blocks, **dict(point.choices))
@@ -123,7 +126,7 @@ def _run_point(
             clock=clock,
             pacing=pacing,
             observer=observer,
-            sink=observer.ledger(point, engine.describe()) if turn.counts else None,
+            sink=observer.ledger(point, engine.describe()) if which.is_result else None,
             choices=point.choices,
             limits=limits,
         )
