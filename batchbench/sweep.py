@@ -80,11 +80,12 @@ def sweep_pool_sizes(
     `wall`; EngineFailed at a limit; UsageError or RequestRefused, before anything runs, for what is impossible.
     """
     observer, listed, pacing = observer or SweepObserver(), _as_points(points), pacing or Pacing()
+    passes = _passes(warmup, repetitions)
     check_sweep(requests, listed, make_engine, repetitions)
     observer.on_start(listed)
     results: list[ContinuousTiming] = []
     times: list[list[Measured]] = [[] for _ in listed]
-    for which, (place, point) in product(_passes(warmup, repetitions), enumerate(listed)):
+    for which, (place, point) in product(passes, enumerate(listed)):
         observer.on_point(point, which)
         timing = _run_point(requests, point, make_engine, clock, pacing, observer, which, limits)
         if which.is_result:
@@ -102,6 +103,8 @@ def sweep_pool_sizes(
 
 def _passes(warmup: int, repetitions: int) -> list[Pass]:
     """Each goes through all points before the next begins, so that a drift of the machine falls on all alike."""
+    if warmup < 0 or repetitions < 1:
+        raise UsageError(f"{warmup} warm-up passes and {repetitions} repetitions: must be at least 0 and 1")
     return [
         *(Pass(number, warmup, warmup=True) for number in range(warmup)),
         *(Pass(number, repetitions) for number in range(repetitions)),

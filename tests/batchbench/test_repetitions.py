@@ -345,6 +345,14 @@ def test_a_warmup_has_the_same_limits():
 # ---- scenarios and the command line ------------------------------------------------------------
 
 
+@pytest.mark.parametrize("options", [{"warmup": -1}, {"repetitions": 0}])
+def test_no_repetitions_are_no_sweep(options):
+    machine = Machine()
+    with pytest.raises(UsageError, match="must be at least 0 and 1"):
+        sweep(machine, **options)
+    assert not machine.engines
+
+
 def test_a_schedule_is_not_repeated():
     with pytest.raises(
         UsageError, match="^a schedule takes no time: 2 repetitions would repeat the same counts; use 1$"
