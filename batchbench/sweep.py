@@ -79,8 +79,7 @@ def sweep_pool_sizes(
     request's token ids differ between two runs; CountsDiffer if a repetition counts otherwise, unless the clock is
     `wall`; EngineFailed at a limit; UsageError or RequestRefused, before anything runs, for what is impossible.
     """
-    observer, listed, pacing = observer or SweepObserver(), _as_points(points), pacing or Pacing()
-    passes = _passes(warmup, repetitions)
+    observer, listed, passes = observer or SweepObserver(), _as_points(points), _passes(warmup, repetitions)
     check_sweep(requests, listed, make_engine, repetitions)
     observer.on_start(listed)
     results: list[ContinuousTiming] = []
@@ -116,7 +115,7 @@ def _run_point(
     point: Point,
     make_engine: EngineFactory,
     clock: Clock,
-    pacing: Pacing,
+    pacing: Pacing | None,
     observer: SweepObserver,
     which: Pass,
     limits: Limits | None,
