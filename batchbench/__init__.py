@@ -1,6 +1,7 @@
 """Benchmark and pool-size sweep harness for LLM inference under KV-cache pressure."""
 
 from batchbench.adapters import engine_factory, engine_tokenizer
+from batchbench.driver import Limits
 from batchbench.protocol import (
     Admission,
     BenchEngine,
@@ -14,7 +15,7 @@ from batchbench.protocol import (
     Tokenizer,
 )
 from batchbench.scenario import Scenario, load_scenario
-from batchbench.sweep import SweepObserver, sweep_pool_sizes
+from batchbench.sweep import Pass, SweepObserver, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
 from batchbench.workload import build_requests
 
@@ -25,6 +26,8 @@ __all__ = [
     "EngineDescription",
     "Eviction",
     "IterationOutcome",
+    "Limits",
+    "Pass",
     "Prefill",
     "RequestSpec",
     "Sampling",

@@ -35,9 +35,9 @@ from batchbench.cost_report import (
     kv_bytes,
 )
 from batchbench.demand import resolve_points
-from batchbench.driver import Pacing
+from batchbench.driver import Limits, Pacing
 from batchbench.environment import git_revision, machine, versions
-from batchbench.errors import BatchbenchError, TextsDiffer, UsageError
+from batchbench.errors import BatchbenchError, CountsDiffer, TextsDiffer, UsageError
 from batchbench.eviction_cost import eviction_costs, point_costs, require_same_engine
 from batchbench.inspect_command import register as register_inspect
 from batchbench.predict import read_bandwidth_bytes_per_s
@@ -69,7 +69,7 @@ from batchbench.recorder import LedgerSink
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
 from batchbench.service import Slo
-from batchbench.sweep import SweepObserver, check_sweep, sweep_pool_sizes
+from batchbench.sweep import Pass, SweepObserver, check_sweep, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
 from batchbench.units import show_bytes
 from batchbench.workload import build_requests, workload_hash
@@ -130,6 +130,14 @@ def sweep(
             show_default=False,
         ),
     ] = None,
+    repetitions: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Measured passes over all points. The scenario's if left out."),
+    ] = None,
+    warmup: Annotated[
+        int | None,
+        typer.Option(min=0, max=1000, help="Passes before that, thrown away. The scenario's if left out."),
+    ] = None,
     audit: Annotated[
         bool, typer.Option("--audit", help="Check the engine's invariants after every iteration.")
     ] = False,
@@ -154,7 +162,7 @@ def sweep(
             raise UsageError(f"--show-text and {other} do not go together")
         if show_text and engine == "schedule":
             raise UsageError("--show-text: a schedule computes no text")
-        scenario = _with_numerics(load_scenario(scenario_file), numerics)
+        scenario = _with_run(_with_numerics(load_scenario(scenario_file), numerics), repetitions, warmup)
         _refuse_untrusted(scenario, trust)
         tokenizer = _tokenizer(scenario, engine, needed=show_text)
         requests = build_requests(scenario.workload, tokenizer, scenario.clock)
@@ -168,7 +176,7 @@ def sweep(
         figures = plots or (out / "plots" if out else Path("plots") / scenario.name)
         writer = ResultWriter(tables, slo_of(scenario))
         progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
-        timings = _run(requests, points, make_engine, pacing_of(scenario), _SaveAndShow(writer, figures, progress))
+        timings = _run(requests, points, make_engine, scenario, _SaveAndShow(writer, figures, progress))
         writer.join(timings, _provenance(scenario, timings[0]))
         result = load_result(tables)
         texts = text_rows(timings[0], tokenizer) if show_text and tokenizer is not None else None
@@ -192,7 +200,7 @@ def validate(
         make_engine = engine_factory(engine, scenario.engine)
         make_schedule = engine_factory("schedule", scenario.engine)
         points = resolve_points(scenario.sweep, requests, make_engine, make_schedule, pacing_of(scenario))
-        check_sweep(requests, points, make_engine)
+        check_sweep(requests, points, make_engine, scenario.run.repetitions)
         pools = dict.fromkeys(point.pool_blocks for point in points)
         choices = len({point.choices for point in points})
         times = f", {choices} choices of the engine" if choices > 1 else ""
@@ -361,8 +369,8 @@ class _SaveAndShow(SweepObserver):
         self._writer.open()
         self._next.on_start(points)
 
-    def on_point(self, point: Point) -> None:
-        self._next.on_point(point)
+    def on_point(self, point: Point, which: Pass) -> None:
+        self._next.on_point(point, which)
 
     def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
         self._next.on_iteration(iteration, outcome)
@@ -376,6 +384,9 @@ class _SaveAndShow(SweepObserver):
     def on_timing(self, timing: ContinuousTiming) -> None:
         self._writer.save_point(timing)
         self._next.on_timing(timing)
+
+    def on_repeated(self, point: Point, which: Pass) -> None:
+        self._next.on_repeated(point, which)
 
 
 def pacing_of(scenario: Scenario) -> Pacing:
@@ -394,6 +405,13 @@ def _with_numerics(scenario: Scenario, numerics: Numerics | None) -> Scenario:
         return scenario
     engine = scenario.engine.model_copy(update={"numerics": numerics.value})
     return scenario.model_copy(update={"engine": engine})
+
+
+def _with_run(scenario: Scenario, repetitions: int | None, warmup: int | None) -> Scenario:
+    """The scenario with the command line's numbers of runs, where they are given."""
+    given = {"repetitions": repetitions, "warmup": warmup}
+    run = scenario.run.model_copy(update={name: value for name, value in given.items() if value is not None})
+    return scenario.model_copy(update={"run": run})
 
 
 def _refuse_untrusted(scenario: Scenario, trust: Sequence[str] | None) -> None:
@@ -417,12 +435,22 @@ def _run(
     requests: tuple[RequestSpec, ...],
     points: list[Point],
     make_engine: EngineFactory,
-    pacing: Pacing,
+    scenario: Scenario,
     observer: _SaveAndShow,
 ) -> list[ContinuousTiming]:
+    run = scenario.run
     try:
-        return sweep_pool_sizes(requests, points, make_engine, pacing=pacing, observer=observer)
-    except TextsDiffer:
+        return sweep_pool_sizes(
+            requests,
+            points,
+            make_engine,
+            pacing=pacing_of(scenario),
+            observer=observer,
+            warmup=run.warmup,
+            repetitions=run.repetitions,
+            limits=Limits(run.max_iterations, run.max_s),
+        )
+    except (TextsDiffer, CountsDiffer):
         observer.discard()
         raise
     finally:
@@ -503,7 +531,7 @@ def _print_plan(
     make_engine: EngineFactory,
     output_format: Format,
 ) -> None:
-    check_sweep(requests, points, make_engine)
+    check_sweep(requests, points, make_engine, scenario.run.repetitions)
     described = [_describe(make_engine, point) for point in points]
     about = described[0]
     measurable = about.device == "cpu" and about.iteration_weight_bytes is not None
@@ -549,7 +577,7 @@ def _print_result(
     texts: list[dict[str, str]] | None,
     output_format: Format,
 ) -> None:
-    pools = result.rows("pools")
+    pools, statistics = result.rows("pools"), result.rows("statistics")
     document: dict[str, Any] = {
         "scenario": result.run["scenario"]["name"],
         "workload_hash": result.run["workload_hash"],
@@ -557,12 +585,13 @@ def _print_result(
         "tables": str(tables),
         "figures": [str(path) for path in figures],
         "pools": pools,
+        "statistics": statistics,
     }
     if texts is not None:
         document["texts"] = texts
     lines = [one_line(f"tables: {tables}/*.parquet"), one_line(f"figures: {figures[0].parent}/*.png")]
     lines += text_lines(texts or [])
-    _print(document, sweep_sheet(pools), lines, output_format)
+    _print(document, sweep_sheet(pools, statistics), lines, output_format)
 
 
 def _print(document: dict[str, Any], sheet: Sheet, lines: list[str], output_format: Format) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
-from batchbench.clocks import IterationCost, RunClock, run_clock
+from batchbench.clocks import NS, IterationCost, RunClock, run_clock
 from batchbench.errors import EngineFailed, OutcomeRefused, UsageError
 from batchbench.lazy_prompts import Joined, Repeated
 from batchbench.protocol import (
@@ -17,6 +18,7 @@ from batchbench.protocol import (
     Clock,
     IterationBatch,
     IterationOutcome,
+    Point,
     RequestSpec,
     Text,
     Until,
@@ -25,6 +27,7 @@ from batchbench.protocol import (
 from batchbench.recorder import LedgerSink, Recorder
 from batchbench.timing import ContinuousTiming
 
+STRETCH = 65_536  # most iterations that are run at once, so that what is said of each fits in memory
 STALLED_ITERATIONS = 1000  # without a row: the engine is not going anywhere
 
 
@@ -34,6 +37,17 @@ class Pacing:
 
     clock: WorkloadClock = "iterations"
     cost: IterationCost | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one run may take at most, looked at between iterations; None: whatever it takes.
+
+    max_iterations: of those that the engine ran. max_s: real seconds, waiting and the harness's own work included.
+    """
+
+    max_iterations: int | None = None
+    max_s: float | None = None
 
 
 class RunObserver:
@@ -56,16 +70,18 @@ def run_workload(
     sink: LedgerSink | None = None,
     choices: Choices = (),
     batches: bool = True,
+    limits: Limits | None = None,
 ) -> ContinuousTiming:
     """Submit every request at its arrival, step until all are done, collect their texts.
 
     clock: this machine's seconds. pacing: what arrivals are counted in; iterations if None. sink: where every iteration
     goes. choices: what the point of a sweep changed of the engine, for the record. batches: let an engine without a
     forward run iterations at once, which changes nothing but the time it takes. Raises EngineFailed if the engine stops
-    early, stalls, or if its texts and its counts disagree; OutcomeRefused if it reports what cannot have happened;
-    UsageError if requests wait for each other.
+    early, stalls, reaches one of the limits with work left, or if its texts and its counts disagree; OutcomeRefused if
+    it reports what cannot have happened; UsageError if requests wait for each other.
     """
-    return _Run(engine, requests, clock, pacing or Pacing(), observer or RunObserver(), sink).result(choices, batches)
+    run = _Run(engine, requests, clock, pacing or Pacing(), observer or RunObserver(), sink, limits or Limits())
+    return run.result(choices, batches)
 
 
 class _Run:
@@ -79,6 +95,7 @@ class _Run:
         pacing: Pacing,
         observer: RunObserver,
         sink: LedgerSink | None,
+        limits: Limits,
     ) -> None:
         about = engine.describe()
         if unknown := sorted(set(about.reports) - {field.name for field in fields(IterationOutcome)}):
@@ -89,13 +106,15 @@ class _Run:
         self.record = Recorder(requests, about.block_size, sink)
         self.arrivals = Arrivals(requests)
         self.texts: dict[str, Text] = {}
-        self.kept = self.stalled = 0
+        self.limits = limits
+        self.kept = self.stalled = self.ran = 0
         self.reported = attrgetter("issued_tokens", "collected_tokens", *about.reports)
 
     def result(self, choices: Choices, batches: bool) -> ContinuousTiming:
         while self.arrivals or self.engine.has_work:
-            if not self.engine.has_work and (due := self.arrivals.next) is not None:
-                self.clock.wait(due)
+            self._check_limits(choices)
+            if not self.engine.has_work and (due := self.arrivals.next) is not None and not self._wait(due):
+                continue
             self._submit_due()
             if not (batches and self._advance()):
                 self._step()
@@ -108,11 +127,13 @@ class _Run:
     def _advance(self) -> bool:
         """Many iterations at once, up to the next arrival; False if the engine has to step."""
         left = self.clock.until(self.arrivals.next)
-        batch = None if left is None else self.engine.advance(Until(*left, self.arrivals.followed))
+        most = STRETCH if self.limits.max_iterations is None else min(STRETCH, self.limits.max_iterations - self.ran)
+        batch = None if left is None else self.engine.advance(Until(*left, most, self.arrivals.followed))
         if batch is None:
             return False
         first = self.clock.iteration
         times = self.clock.advanced(batch)
+        self.ran += len(batch)
         self.record.add_batch(first, batch, times)
         for event in batch.events:
             for request_id in event.finished:
@@ -122,6 +143,26 @@ class _Run:
                     self.arrivals.finished(request_id, Repeated(0, tokens), self.clock)
         self.observer.on_batch(first, batch)
         return True
+
+    def _wait(self, due: int) -> bool:
+        """Until then, and whether it came to that: real time is not waited for beyond its limit."""
+        end = math.inf if self.limits.max_s is None or self.clock.name != "wall" else self.limits.max_s * NS
+        self.clock.wait(due if due <= end else round(end) + 1)
+        return due <= end
+
+    def _check_limits(self, choices: Choices) -> None:
+        limits = self.limits
+        if limits.max_iterations is not None and self.ran >= limits.max_iterations:
+            key, what = "max_iterations", f"{self.ran} iterations"
+        elif limits.max_s is not None and self.read() - self.began >= limits.max_s:
+            key, what = "max_s", f"{limits.max_s:g} s"
+        else:
+            return
+        finished = sum(iteration >= 0 for iteration in self.record.finished)
+        raise EngineFailed(
+            f"{Point(self.about.pool_blocks, choices).name}: {what} are over and {finished} of {len(self.requests)} "
+            f"requests have finished; an incomplete run gives no result: raise {key} in [run], or ask for less"
+        )
 
     def _submit_due(self) -> None:
         if not self.arrivals:
@@ -137,6 +178,7 @@ class _Run:
     def _step(self) -> None:
         iteration = self.clock.iteration
         outcome = self.clock.run(self.engine.step)
+        self.ran += 1
         self.record.add(iteration, outcome, self.clock.start_ns if self.clock.timed else None, self.clock.end_ns)
         if None in self.reported(outcome):
             missing = next(name for name in self.about.reports if getattr(outcome, name) is None)

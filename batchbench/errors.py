@@ -35,6 +35,10 @@ class OutcomeRefused(BatchbenchError):
     """An engine reported an iteration that cannot have happened."""
 
 
+class CountsDiffer(OutcomeRefused):
+    """A repetition counted otherwise than the first, so the counts are no facts, and there are no timings."""
+
+
 class ResultError(UsageError):
     """A result folder is missing, incomplete or of another schema version."""
 

@@ -1,29 +1,72 @@
-"""The proof that two runs produced the same text, token id by token id."""
+"""The proof that two runs produced the same text, token id by token id, or the same counts, one by one."""
 
 from __future__ import annotations
 
-from batchbench.errors import TextsDiffer
+from collections.abc import Iterator
+from typing import Any
+
+from batchbench.errors import CountsDiffer, TextsDiffer
+from batchbench.recorder import SUMMED
 from batchbench.timing import ContinuousTiming
 
 _SHOWN = 8  # tokens of each continuation in the message
 
 
-def require_same_texts(reference: ContinuousTiming, other: ContinuousTiming) -> None:
-    """Raise TextsDiffer at the first request, in submission order, whose token ids differ."""
+def require_repeated(reference: ContinuousTiming, other: ContinuousTiming, run: str) -> None:
+    """Raise TextsDiffer, or CountsDiffer, unless two runs of one point wrote and counted the same.
+
+    In real time only the texts must agree. run: which one `other` is, for the message.
+    """
+    require_same_texts(reference, other, run)
+    if reference.clock == "wall":
+        return
+    for (name, want), (_, got) in zip(_counts(reference), _counts(other), strict=True):
+        if want != got:
+            raise CountsDiffer(
+                f"counts differ, so there are no timings: {name} is {_said(got)} in {other.point.name}, {run}, and was "
+                f"{_said(want)} in the first; with clock = {other.clock!r} every run must count the same"
+            )
+
+
+def _said(count: Any) -> str:
+    return "unreported" if count is None else str(count)
+
+
+def _counts(timing: ContinuousTiming) -> Iterator[tuple[str, Any]]:
+    """Every counter of a run that no clock moves: sums first, then request by request."""
+    record = timing.record
+    for name in ("issued_tokens", "collected_tokens", "forward_tokens"):
+        yield name, getattr(timing, name)
+    yield "iterations", timing.busy_iterations
+    for name in SUMMED:
+        yield name, record.total(name)
+    yield "peak_used_blocks", timing.peak_used_blocks
+    yield "the sum of free_blocks", None if "free_blocks" in record.unsaid else record.free_sum
+    yield "the sum of unused_tokens", None if "unused_tokens" in record.unsaid else record.unused_sum
+    for request in timing.requests:
+        yield f"preempted_at of {request.request_id!r}", timing.preempted_at.get(request.request_id, ())
+        yield f"latency of {request.request_id!r}", timing.latencies[request.request_id]
+
+
+def require_same_texts(reference: ContinuousTiming, other: ContinuousTiming, run: str = "") -> None:
+    """Raise TextsDiffer at the first request, in submission order, whose token ids differ.
+
+    run: which one `other` is, for the message, if both are of one point.
+    """
     for request in reference.requests if reference.engine.computes_text else ():
         want = reference.texts[request.request_id].token_ids
         got = other.texts[request.request_id].token_ids
         if want != got:
             # Both have the request's length (the driver checked), so some token differs.
             at = next(i for i, pair in enumerate(zip(want, got, strict=True)) if pair[0] != pair[1])
-            raise TextsDiffer(_describe(reference, other, request.request_id, at))
+            raise TextsDiffer(_describe(reference, other, request.request_id, at, run))
 
 
-def _describe(reference: ContinuousTiming, other: ContinuousTiming, request_id: str, at: int) -> str:
+def _describe(reference: ContinuousTiming, other: ContinuousTiming, request_id: str, at: int, run: str) -> str:
     sides = "; ".join(
-        f"{timing.point.name} continues {_continuation(timing, request_id, at)} "
+        f"{timing.point.name}{f', {which},' if which else ''} continues {_continuation(timing, request_id, at)} "
         f"(best two logits {_gap(timing, request_id, at)} apart, {_evictions(timing, request_id, at)})"
-        for timing in (reference, other)
+        for timing, which in ((reference, "first" if run else ""), (other, run))
     )
     promise = ""
     if reference.engine.numerics == "fast":

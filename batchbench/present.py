@@ -14,6 +14,7 @@ from rich.table import Table
 
 from batchbench.predict import floor_iterations, floor_positions
 from batchbench.protocol import EngineDescription, Point, RequestSpec, Tokenizer
+from batchbench.schema import MAY_DIFFER
 from batchbench.timing import DEGENERATE_REPETITION, REPETITION_WINDOW, ContinuousTiming
 from batchbench.units import show_blocks, show_bytes, show_count, show_seconds
 
@@ -48,16 +49,17 @@ class Sheet:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
+def sweep_sheet(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping[str, Any]] = ()) -> Sheet:
     """The headline of each point, in the roundings that the field's texts use.
 
-    A column more where choices vary, or where numerics is fast.
+    statistics: rows of that table. A column more where choices vary, where counters may differ between runs, where
+    points were repeated, or where numerics is fast.
     """
     verdict = "identical" if len(pools) > 1 else "not compared"
     if any(pool["text_digest"] is None for pool in pools):
         verdict = "not computed"
     varied = any(pool["choices"] for pool in pools)
-    fast = ("fast",) if any(pool["numerics"] == "fast" for pool in pools) else ()
+    more = _more_columns(pools, statistics)
     return Sheet(
         (
             "pool",
@@ -68,7 +70,7 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
             "victim latency",
             "paired latency",
             "text",
-            *(("numerics",) if fast else ()),
+            *more,
         ),
         tuple(
             (
@@ -80,11 +82,31 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]]) -> Sheet:
                 _show(pool["preemption_latency_penalty"], "{:.2f}x", "no control group"),
                 _show(pool["paired_latency_penalty"], "{:.2f}x", "no reference"),
                 verdict,
-                *fast,
+                *(column[place] for column in more.values()),
             )
-            for pool in pools
+            for place, pool in enumerate(pools)
         ),
     )
+
+
+def _more_columns(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """By heading. Times are those of the iterations, or of the whole runs where theirs are modelled."""
+    more: dict[str, list[str]] = {}
+    if any(pool["numerics"] == "fast" for pool in pools):
+        more["numerics"] = ["fast"] * len(pools)
+    if any(pool["counters"] == MAY_DIFFER for pool in pools):
+        more["counters"] = [pool["counters"] for pool in pools]
+    for metric, name in (("engine_s", "engine time"), ("wall_s", "wall time")):
+        rows = [row for row in statistics if row["metric"] == metric and row["n"] > 1]  # one for each point, or none
+        if rows:
+            more[f"{name}, median [low, high]"] = [_show_interval(row) for row in rows]
+            break
+    return more
+
+
+def _show_interval(row: Mapping[str, Any]) -> str:
+    median, low, high = (show_seconds(row[name]) for name in ("median", "low", "high"))
+    return f"{median} [{low}, {high}] n={row['n']}"
 
 
 def plan_rows(

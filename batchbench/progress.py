@@ -1,4 +1,4 @@
-"""A live line per pool on a terminal, a plain line per finished pool elsewhere; drawn between iterations."""
+"""A live line per run of a pool on a terminal, a plain line per finished run elsewhere; drawn between iterations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from batchbench.protocol import IterationBatch, IterationOutcome, Point
-from batchbench.sweep import SweepObserver
+from batchbench.sweep import Pass, SweepObserver
 from batchbench.timing import ContinuousTiming
 from batchbench.units import show_seconds
 
@@ -29,6 +29,7 @@ class ProgressLines(SweepObserver):
             auto_refresh=False,  # a drawing thread would take the processor from the engine
         )
         self._task: TaskID | None = None
+        self._shown = ""
         self._iterations = self._finished = self._evictions = 0
         self._drawn = self._began = 0.0
 
@@ -36,10 +37,11 @@ class ProgressLines(SweepObserver):
         if self._console.is_terminal:
             self._bar.start()
 
-    def on_point(self, point: Point) -> None:
+    def on_point(self, point: Point, which: Pass) -> None:
         self._iterations = self._finished = self._evictions = 0
         self._began = time.monotonic()
-        self._task = self._bar.add_task("", total=self._requests, pool=_column(point), state="")
+        self._shown = _column(point, which)
+        self._task = self._bar.add_task("", total=self._requests, pool=self._shown, state="")
         self._draw()
 
     def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
@@ -57,13 +59,19 @@ class ProgressLines(SweepObserver):
             self._draw()
 
     def on_timing(self, timing: ContinuousTiming) -> None:
-        self._draw()
-        if not self._console.is_terminal:
-            self._console.print(f"pool {_column(timing.point)}  {self._state()}", highlight=False, soft_wrap=True)
+        self._end()
+
+    def on_repeated(self, point: Point, which: Pass) -> None:
+        self._end()
 
     def close(self) -> None:
         if self._console.is_terminal:
             self._bar.stop()
+
+    def _end(self) -> None:
+        self._draw()
+        if not self._console.is_terminal:
+            self._console.print(f"pool {self._shown}  {self._state()}", highlight=False, soft_wrap=True)
 
     def _state(self) -> str:
         return (
@@ -77,5 +85,7 @@ class ProgressLines(SweepObserver):
             self._bar.update(self._task, completed=self._finished, state=self._state(), refresh=True)
 
 
-def _column(point: Point) -> str:
-    return f"{point.pool_blocks:>6}" + (f"  {point.label:<30}" if point.choices else "")
+def _column(point: Point, which: Pass) -> str:
+    """The pass is named where there is more than one."""
+    said = f"{point.pool_blocks:>6}" + (f"  {point.label:<30}" if point.choices else "")
+    return said if which.of == 1 and not which.warmup else f"{said}  {which.name}"

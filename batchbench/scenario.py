@@ -218,6 +218,23 @@ class Objectives(Frozen):
         return self
 
 
+class Run(Frozen):
+    """How often the sweep runs every point, and what one run may take."""
+
+    warmup: Annotated[int, Field(ge=0, le=1_000)] = Field(
+        0, description="Passes over all points that are run and thrown away before anything is measured."
+    )
+    repetitions: Annotated[int, Field(ge=1, le=1_000)] = Field(
+        1, description="Passes that are measured: every point once, then every point again, and so on."
+    )
+    max_iterations: Annotated[int, Field(ge=1, le=2**53)] | None = Field(
+        None, description="Iterations that one run at one point may take; with work left then, the sweep fails."
+    )
+    max_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = Field(
+        None, description="Real seconds that it may take, whatever the clock; looked at between iterations."
+    )
+
+
 class Scenario(Frozen):
     """A whole benchmark, declared."""
 
@@ -231,6 +248,7 @@ class Scenario(Frozen):
     )
     virtual: Virtual | None = Field(None, description='What an iteration takes under `clock = "virtual"`.')
     slo: Objectives | None = Field(None, description="Objectives that goodput counts requests by.")
+    run: Run = Run()
     engine: EngineSettings
     workload: Workload
     sweep: Sweep

@@ -40,6 +40,8 @@ _NUMERICS = Column(
 _CLOCK = Column(
     "clock", _NAME, "", "what seconds are: `iterations` (inside the engine), `virtual` (modelled) or `wall`"
 )
+MAY_DIFFER = "may differ between runs"
+REPEATED_COUNTERS = ("preemptions", "recomputed_tokens", "rebuilt_tokens", "forward_tokens", "iterations")
 POINT_COLUMNS = (_POINT, _POOL, _CHOICES, _NUMERICS)  # lead every table
 _UNTIMED = "a schedule on the clock of iterations takes no time"
 _NOT_TOLD = "the engine does not tell whose tokens come"
@@ -67,6 +69,14 @@ POOLS = (
     Column("prefix_cache", pa.bool_(), "", "whether blocks of equal content are shared", _UNREPORTED),
     Column("batching", _NAME, "", "`continuous` or `static`", _UNREPORTED),
     _CLOCK,
+    Column(
+        "counters",
+        _NAME,
+        "",
+        f"`exact`: another run counts the same. Under the clock `wall`, `{MAY_DIFFER}`: then what is counted, here and "
+        "in other tables, is the first repetition's",
+    ),
+    Column("repetitions", COUNT, "runs", "runs that were measured; seconds here are the first one's"),
     Column("requests", COUNT, "requests", "requests submitted"),
     Column("iterations", COUNT, "iterations", "iterations that forwarded a row"),
     Column(
@@ -384,6 +394,51 @@ SERVICE = (
     Column("max", RATIO, "unit", "the largest", "there is no value"),
 )
 
+_NOT_WALL = "the counters are exact: those of `pools` hold in every repetition"
+REPETITIONS = (
+    *POINT_COLUMNS,
+    Column("repetition", INDEX, "", "place of the run among those measured at this point, from 0"),
+    Column(
+        "wall_s",
+        pa.float64(),
+        "s",
+        "time from first submission to last token, harness included: in the first repetition that also writes the "
+        "tables of iterations",
+    ),
+    Column("engine_s", pa.float64(), "s", "time of the iterations, as the clock has it", _UNTIMED),
+    Column("duration_s", pa.float64(), "s", "from the first arrival to the last token, as the clock has it", _UNTIMED),
+    Column("collected_per_s", RATIO, "tokens/s", "collected_tokens / duration_s", _UNTIMED),
+    *(
+        Column(f"{metric}_{share}_s", pa.float64(), unit, f"as in `service`: {what} of its {count}", null_when)
+        for metric, unit, count, null_when in (
+            ("ttft", "s", "requests", f"{_NOT_TOLD}, or {_UNTIMED}"),
+            ("itl", "s", "gaps", f"{_NOT_TOLD}, no request has two tokens, or {_UNTIMED}"),
+            ("tpot", "s/token", "requests", f"{_NOT_TOLD}, no request has two tokens, or {_UNTIMED}"),
+            ("e2e", "s", "requests", _UNTIMED),
+        )
+        for share, what in (("p50", "the median"), ("p99", "the 99th percentile"))
+    ),
+    *(
+        Column(column.name, column.type, column.unit, column.meaning, f"{_NOT_WALL}, or {_UNREPORTED}")
+        for name in REPEATED_COUNTERS
+        for column in POOLS
+        if column.name == name
+    ),
+)
+
+STATISTICS = (
+    *POINT_COLUMNS,
+    Column(
+        "metric", _NAME, "", "column of `repetitions`; none that the clock's model or exact counting makes the same"
+    ),
+    Column("unit", _NAME, "", "its unit"),
+    Column("n", COUNT, "runs", "repetitions"),
+    Column("median", RATIO, "unit", "of the repetitions' values; halfway between the middle two of an even number"),
+    Column("low", RATIO, "unit", "lower end of the bootstrap interval of the median", "n is 1"),
+    Column("high", RATIO, "unit", "its upper end", "n is 1"),
+    Column("level", RATIO, "1", "0.95, or what so few values can reach: 1 - 0.5 ** (n - 1)", "n is 1"),
+)
+
 TEXTS = (
     *POINT_COLUMNS,
     _REQUEST,
@@ -406,6 +461,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "evictions": EVICTIONS,
     "token_runs": TOKEN_RUNS,
     "service": SERVICE,
+    "repetitions": REPETITIONS,
+    "statistics": STATISTICS,
     "texts": TEXTS,
 }
 ABOUT = {
@@ -418,6 +475,8 @@ ABOUT = {
     "token_runs": "one row per request and stretch of iterations in each of which it got a token: the iterations of "
     "all its tokens, and so every gap between them; in the order in which they end",
     "service": "one row per point, metric and unit; seconds only where the clock takes time",
+    "repetitions": "one row per point and measured run: a few numbers of each; the other tables tell of the first",
+    "statistics": "one row per point and metric that was measured: its median over the repetitions, with an interval",
     "texts": "one row per point and request; none if the engine computes no text",
 }
 

@@ -96,6 +96,13 @@ class Service:
         found: Ints = np.asarray(times, dtype=np.int64)[places]
         return found
 
+    @cached_property
+    def duration_s(self) -> float | None:
+        """Seconds from the first arrival to the last token."""
+        if not self._timing.timed:
+            return None
+        return (int(self.end_ns(self.finished).max()) - int(self.arrival_ns.min())) / NS
+
     # ---- how long, in iterations and in seconds ------------------------------------------
 
     @cached_property

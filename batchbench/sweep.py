@@ -5,16 +5,38 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TypeVar
 
-from batchbench.driver import Pacing, RunObserver, run_workload
+from batchbench.driver import Limits, Pacing, RunObserver, run_workload
 from batchbench.errors import RequestRefused, UsageError
-from batchbench.identity import require_same_texts
+from batchbench.identity import require_repeated, require_same_texts
 from batchbench.protocol import Clock, EngineDescription, EngineFactory, Point, RequestSpec
 from batchbench.recorder import LedgerSink
+from batchbench.repetitions import Measured, measured
 from batchbench.timing import ContinuousTiming
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One time through all points: a warm-up, or a repetition. number: from 0, of as many as `of`."""
+
+    number: int
+    of: int
+    warmup: bool = False
+
+    @property
+    def name(self) -> str:
+        """As people count; the column `repetition` counts from 0."""
+        return f"{'warm-up' if self.warmup else 'repetition'} {self.number + 1} of {self.of}"
+
+    @property
+    def is_result(self) -> bool:
+        """Whether its runs are the sweep's results; those of a later one only add their times."""
+        return not self.warmup and self.number == 0
 
 
 class SweepObserver(RunObserver):
@@ -23,15 +45,18 @@ class SweepObserver(RunObserver):
     def on_start(self, points: Sequence[Point]) -> None:
         """Everything was accepted; the first point is about to run."""
 
-    def on_point(self, point: Point) -> None:
+    def on_point(self, point: Point, which: Pass) -> None:
         """A point's run begins."""
 
     def ledger(self, point: Point, engine: EngineDescription) -> LedgerSink | None:
-        """Where the point's iterations go as they happen."""
+        """Where the iterations of the point's first repetition go as they happen."""
         return None
 
     def on_timing(self, timing: ContinuousTiming) -> None:
-        """A point is done and its text agrees with the first one's."""
+        """A point's first repetition is done and its text agrees with the first point's."""
+
+    def on_repeated(self, point: Point, which: Pass) -> None:
+        """Another run of it is done: a warm-up, or a repetition, which agrees with the first."""
 
 
 def sweep_pool_sizes(
@@ -42,40 +67,78 @@ def sweep_pool_sizes(
     clock: Clock = time.perf_counter,
     pacing: Pacing | None = None,
     observer: SweepObserver | None = None,
+    warmup: int = 0,
+    repetitions: int = 1,
+    limits: Limits | None = None,
 ) -> list[ContinuousTiming]:
-    """Run `requests` once per point: a pool size in blocks, or a Point that changes more of the engine.
+    """Run `requests` at every point: a pool size in blocks, or a Point that changes more of the engine.
 
-    pacing: what arrivals are counted in. Returns one ContinuousTiming per point, in their order. Raises TextsDiffer,
-    and returns nothing, if any request's token ids differ between two points; UsageError or RequestRefused before the
-    first run if a point or a request is impossible.
+    pacing: what arrivals are counted in. warmup: passes over all points that are thrown away. repetitions: passes that
+    are measured. limits: of one run. Returns one ContinuousTiming per point, in their order: that of the first
+    repetition, with what every one measured if there are several. Raises TextsDiffer, and returns nothing, if any
+    request's token ids differ between two runs; CountsDiffer if a repetition counts otherwise, unless the clock is
+    `wall`; EngineFailed at a limit; UsageError or RequestRefused, before anything runs, for what is impossible.
     """
-    observer, listed = observer or SweepObserver(), _as_points(points)
-    check_sweep(requests, listed, make_engine)
+    observer, listed, passes = observer or SweepObserver(), _as_points(points), _passes(warmup, repetitions)
+    check_sweep(requests, listed, make_engine, repetitions)
     observer.on_start(listed)
-    timings: list[ContinuousTiming] = []
-    for point in listed:
-        observer.on_point(point)
-        engine = make_engine(point.pool_blocks, **dict(point.choices))
-        try:
-            timing = run_workload(
-                engine,
-                requests,
-                clock=clock,
-                pacing=pacing,
-                observer=observer,
-                sink=observer.ledger(point, engine.describe()),
-                choices=point.choices,
-            )
-        finally:
-            engine.close()
-        if timings:
-            require_same_texts(timings[0], timing)
-        timings.append(timing)
-        observer.on_timing(timing)
-    return timings
+    results: list[ContinuousTiming] = []
+    times: list[list[Measured]] = [[] for _ in listed]
+    for which, (place, point) in product(passes, enumerate(listed)):
+        observer.on_point(point, which)
+        timing = _run_point(requests, point, make_engine, clock, pacing, observer, which, limits)
+        if which.is_result:
+            require_same_texts(results[0] if results else timing, timing)
+            results.append(timing)
+            observer.on_timing(timing)
+        else:
+            if not which.warmup:
+                require_repeated(results[place], timing, which.name)
+            observer.on_repeated(point, which)
+        if repetitions > 1 and not which.warmup:
+            times[place].append(measured(timing))
+    return [replace(timing, repetitions=tuple(runs)) for timing, runs in zip(results, times, strict=True)]
 
 
-def check_sweep(requests: Sequence[RequestSpec], points: Sequence[int | Point], make_engine: EngineFactory) -> None:
+def _passes(warmup: int, repetitions: int) -> list[Pass]:
+    """Each goes through all points before the next begins, so that a drift of the machine falls on all alike."""
+    if warmup < 0 or repetitions < 1:
+        raise UsageError(f"{warmup} warm-up passes and {repetitions} repetitions: must be at least 0 and 1")
+    return [
+        *(Pass(number, warmup, warmup=True) for number in range(warmup)),
+        *(Pass(number, repetitions) for number in range(repetitions)),
+    ]
+
+
+def _run_point(
+    requests: Sequence[RequestSpec],
+    point: Point,
+    make_engine: EngineFactory,
+    clock: Clock,
+    pacing: Pacing | None,
+    observer: SweepObserver,
+    which: Pass,
+    limits: Limits | None,
+) -> ContinuousTiming:
+    engine = make_engine(point.pool_blocks, **dict(point.choices))
+    try:
+        return run_workload(
+            engine,
+            requests,
+            clock=clock,
+            pacing=pacing,
+            observer=observer,
+            sink=observer.ledger(point, engine.describe()) if which.is_result else None,
+            choices=point.choices,
+            limits=limits,
+        )
+    finally:
+        engine.close()
+
+
+def check_sweep(
+    requests: Sequence[RequestSpec], points: Sequence[int | Point], make_engine: EngineFactory, repetitions: int = 1
+) -> None:
     """Raise before anything runs: for each of the other choices, build the largest pool, and offer every request to
     the smallest.
     """
@@ -98,16 +161,20 @@ def check_sweep(requests: Sequence[RequestSpec], points: Sequence[int | Point], 
     for choices in dict.fromkeys(point.choices for point in listed):
         pools = [point.pool_blocks for point in listed if point.choices == choices]
         try:
-            _check_pools(requests, Point(min(pools), choices), max(pools), make_engine)
+            _check_pools(requests, Point(min(pools), choices), max(pools), make_engine, repetitions)
         except (UsageError, RequestRefused) as error:
             raise type(error)(f"{Point(0, choices).label}: {error}" if choices else str(error)) from error
 
 
-def _check_pools(requests: Sequence[RequestSpec], smallest: Point, largest: int, make_engine: EngineFactory) -> None:
+def _check_pools(
+    requests: Sequence[RequestSpec], smallest: Point, largest: int, make_engine: EngineFactory, repetitions: int
+) -> None:
     choices = dict(smallest.choices)
     make_engine(largest, **choices).close()  # memory for it, or an error now rather than after the smaller ones ran
     engine = make_engine(smallest.pool_blocks, **choices)
     try:
+        if repetitions > 1 and not engine.describe().computes_text:
+            raise UsageError(f"a schedule takes no time: {repetitions} repetitions would repeat the same counts; use 1")
         for request in requests:
             engine.check(request)
     finally:

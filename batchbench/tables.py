@@ -1,4 +1,4 @@
-"""A finished run as typed Arrow tables: its point, its requests, its service figures, its texts."""
+"""A finished run as typed Arrow tables: its point, its requests, its service figures, its repetitions, its texts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from batchbench.clocks import NS
 from batchbench.ledger import rows_table
 from batchbench.predict import floor_iterations
 from batchbench.protocol import EngineDescription, Point
+from batchbench.repetitions import repetitions_of, statistics_of
+from batchbench.schema import MAY_DIFFER
 from batchbench.service import PERCENTILES, Parts, Service, Slo, percentiles
 from batchbench.timing import ContinuousTiming, mean
 
@@ -44,7 +46,9 @@ def point_tables(
     columns = {
         "pools": {name: [value] for name, value in _pool(timing, service, reference, paired, slo).items()},
         "requests": _requests(timing, service, paired, slo),
-        "service": _transposed("service", _service_rows(service)),
+        "service": _transposed(_service_rows(service)),
+        "repetitions": _transposed([{"repetition": n, **run} for n, run in enumerate(repetitions_of(timing))]),
+        "statistics": _transposed(list(statistics_of(timing))),
         "texts": _texts(timing),
     }
     return {name: rows_table(name, key, found) for name, found in columns.items()}
@@ -57,6 +61,8 @@ def _pool(
         "pool_bytes": t.engine.pool_bytes,
         **{name: getattr(t.engine, name) for name in _CHOSEN},
         "clock": t.clock,
+        "counters": MAY_DIFFER if t.clock == "wall" else "exact",
+        "repetitions": max(1, len(t.repetitions)),
         "requests": len(t.requests),
         "iterations": t.busy_iterations,
         "floor_iterations": floor_iterations(
@@ -128,9 +134,7 @@ def _mean(values: Any, chosen: Any) -> float:
 
 
 def _throughput(t: ContinuousTiming, service: Service, slo: Slo) -> Columns:
-    duration = None
-    if t.timed:
-        duration = (int(service.end_ns(service.finished).max()) - int(service.arrival_ns.min())) / NS
+    duration = service.duration_s
     kept = None if slo == Slo() else service.within(slo)
     good = None if kept is None else int(kept.sum())
     return {
@@ -223,7 +227,7 @@ def _service_row(metric: str, unit: str, values: Any, counts: Any) -> Columns:
             "max": float(values.max()) if total else math.nan}  # fmt: skip
 
 
-def _transposed(name: str, rows: list[Columns]) -> Columns:
+def _transposed(rows: list[Columns]) -> Columns:
     return {column: [row[column] for row in rows] for column in rows[0]}
 
 

@@ -38,6 +38,7 @@ class ContinuousTiming:
     wall_s: float  # first submission to last token, the harness's own work included
     choices: Choices = ()  # what the point of a sweep changed of the engine
     clock: WorkloadClock = "iterations"
+    repetitions: tuple[Mapping[str, Any], ...] = ()  # what each measured, this one first; empty: never repeated
 
     # ---- counts -------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from batchbench.cli import app
 from batchbench.distributions import DELAYS, LENGTHS
 from batchbench.present import sweep_sheet
 from batchbench.results import load_result
-from batchbench.scenario import EngineSettings, Scenario, Sweep
+from batchbench.scenario import EngineSettings, Run, Scenario, Sweep
 from batchbench.schema import ABOUT, TABLES
 from batchbench.workload_schema import Conversation, Prefix, Workload
 
@@ -53,6 +53,7 @@ def scenario_keys() -> str:
     lines = ["| key | default | meaning |", "| --- | --- | --- |"]
     sections: tuple[tuple[str, type[BaseModel]], ...] = (
         ("", Scenario),
+        ("run.", Run),
         ("engine.", EngineSettings),
         ("workload.", Workload),
         ("workload.prefix.", Prefix),
@@ -104,7 +105,8 @@ def command_help() -> str:
 
 def table(folder: str) -> str:
     """What a sweep printed of a committed result."""
-    return sweep_sheet(load_result(DOCS.parent / folder).rows("pools")).markdown() + "\n"
+    result = load_result(DOCS.parent / folder)
+    return sweep_sheet(result.rows("pools"), result.rows("statistics")).markdown() + "\n"
 
 
 GENERATORS: dict[str, Callable[[], str]] = {

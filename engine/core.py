@@ -12,7 +12,7 @@ from engine.motions import PrefersSwap
 from engine.plan import Admission, Eviction, Plan, Prefill, Runner, RunOutput
 from engine.sampling import GREEDY, Sampling
 from engine.scheduler import Scheduler
-from engine.stretch import MOST, Stretch, Until, decide_one, glide
+from engine.stretch import Stretch, Until, decide_one, glide
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class Engine:
             return None
         self._require_whole()
         self._failed, stretch = True, Stretch()
-        while until.left > 0 and len(stretch) < MOST and self.has_work:
+        while until.left > 0 and len(stretch) < until.most and self.has_work:
             if not glide(self.scheduler, stretch, until):
                 decide_one(self.scheduler, stretch, until)
                 self._note_progress(

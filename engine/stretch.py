@@ -10,8 +10,6 @@ from engine.plan import Admission, Eviction, Prefill
 from engine.request import Request
 from engine.scheduler import Scheduler
 
-MOST = 65_536  # iterations of a stretch, so that what is said of them fits in memory
-
 
 class Happened(NamedTuple):
     """What happened in the iteration at that place of a stretch."""
@@ -45,12 +43,15 @@ class Stretch:
 
 @dataclass(slots=True)
 class Until:
-    """How long a stretch may go on: while `left` is above 0. An iteration of so many rows and positions takes its cost,
-    which is above 0 where there are rows. watched: requests that end the stretch with the iteration they finish in.
+    """How long a stretch may go on: for `most` iterations, and while `left` is above 0.
+
+    An iteration of so many rows and positions takes its cost from `left`, which is above 0 where there are rows.
+    watched: requests that end the stretch with the iteration in which one of them finishes.
     """
 
     left: int
     cost: Callable[[int, int], int]
+    most: int
     watched: Collection[str] = ()
 
     def spend(self, amount: int, finished: Sequence[str]) -> None:
@@ -103,7 +104,7 @@ def _decode(scheduler: Scheduler, stretch: Stretch, until: Until) -> bool:
     rows, decoding, running = scheduler.decoding + len(scheduler.spent), scheduler.decoding, len(scheduler.running)
     cost, free, unused = until.cost(rows, rows), stretch.free_blocks, stretch.unused_tokens
     first, finished = len(free), list[Request]()
-    end = min(MOST, first - (-until.left // cost))
+    end = min(until.most, first - (-until.left // cost))
     blocks, grow_all, tick = scheduler.blocks, scheduler.grow_all, scheduler.tick
     while len(free) < end and not finished and grow_all():
         finished = tick()

@@ -87,7 +87,7 @@ class EngineAdapter:
 
     def advance(self, until: Until) -> IterationBatch | None:
         with translated():
-            stretch = self.engine.advance(engine.stretch.Until(until.left, until.cost, until.watched))
+            stretch = self.engine.advance(engine.stretch.Until(until.left, until.cost, until.most, until.watched))
         if stretch is None:
             return None
         return IterationBatch(

@@ -162,7 +162,7 @@ def test_the_observer_sees_everything_in_order():
         def on_start(self, points):
             seen.append(("start", tuple(point.pool_blocks for point in points)))
 
-        def on_point(self, point):
+        def on_point(self, point, which):
             seen.append(("pool", point.pool_blocks))
 
         def on_iteration(self, iteration, outcome):
