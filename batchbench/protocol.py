@@ -219,7 +219,9 @@ class IterationBatch:
 @dataclass(frozen=True, slots=True)
 class Until:
     """How long a batch may go on: iterations of so many rows and positions cost so much, and the last one brings the
-    sum to `left` or beyond. most: iterations at most. watched: requests that end it with the iteration in which one of them finishes.
+    sum to `left` or beyond.
+
+    most: iterations at most. watched: requests that end it with the iteration in which one of them finishes.
     """
 
     left: int
