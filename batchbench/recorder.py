@@ -106,7 +106,7 @@ class Recorder:
         """A stretch of iterations that take equally long. Raises OutcomeRefused."""
         count = len(quiet)
         if self.runs is not None and len(self._open) != quiet.collected_tokens:
-            raise self._refuse(first, f"{quiet.collected_tokens} tokens are collected, {len(self._open)} requests get")
+            raise self._refuse_tokens(first, quiet.collected_tokens)
         self.issued += count * quiet.issued_tokens
         self.positions += count * quiet.issued_tokens
         self.collected += count * quiet.collected_tokens
@@ -224,9 +224,7 @@ class Recorder:
                 raise self._refuse(iteration, f"{request_id!r} begins to get tokens, but gets some or is unknown")
             self._open[request_id] = iteration
         if len(self._open) != outcome.collected_tokens:
-            raise self._refuse(
-                iteration, f"{outcome.collected_tokens} tokens are collected, {len(self._open)} requests get one"
-            )
+            raise self._refuse_tokens(iteration, outcome.collected_tokens)
         for request_id in outcome.finished:
             self._close(request_id, iteration + 1)
 
@@ -242,15 +240,19 @@ class Recorder:
     def _refuse(self, iteration: int, why: str) -> OutcomeRefused:
         return OutcomeRefused(f"iteration {iteration}: {why}")
 
+    def _refuse_tokens(self, iteration: int, collected: int) -> OutcomeRefused:
+        return self._refuse(iteration, f"{collected} tokens are collected, {len(self._open)} requests get one")
+
     def _check(self, iteration: int, outcome: IterationOutcome) -> None:
         """Evictions come first in an iteration, then admissions, then last tokens."""
         evicted, admissions, finished = outcome.preempted or (), outcome.admissions, outcome.finished
         if admissions is None:
             self._running = None
-        if not (evicted or admissions or finished):
+        if not (evicted or admissions or finished or outcome.prefills):
             return
         admitted = [admission.request_id for admission in admissions or ()]
-        self._check_arrived(iteration, (*evicted, *admitted, *finished))
+        prefilled = [prefill.request_id for prefill in outcome.prefills or ()]
+        self._check_arrived(iteration, (*evicted, *admitted, *prefilled, *finished))
         for request_id in evicted:
             if self.finished[self.index[request_id]] >= 0:
                 raise self._refuse(iteration, f"{request_id!r} is evicted after it finished")
