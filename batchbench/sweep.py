@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from batchbench.asking import offer
 from batchbench.driver import Pacing, RunObserver, run_workload
 from batchbench.errors import RequestRefused, UsageError
 from batchbench.identity import require_same_texts
@@ -104,14 +105,9 @@ def check_sweep(requests: Sequence[RequestSpec], points: Sequence[int | Point], 
 
 
 def _check_pools(requests: Sequence[RequestSpec], smallest: Point, largest: int, make_engine: EngineFactory) -> None:
-    choices = dict(smallest.choices)
-    make_engine(largest, **choices).close()  # memory for it, or an error now rather than after the smaller ones ran
-    engine = make_engine(smallest.pool_blocks, **choices)
-    try:
-        for request in requests:
-            engine.check(request)
-    finally:
-        engine.close()
+    # Memory for it, or an error now rather than after the smaller ones ran.
+    make_engine(largest, **dict(smallest.choices)).close()
+    offer(requests, make_engine, smallest)
 
 
 def _as_points(points: Sequence[int | Point]) -> list[Point]:

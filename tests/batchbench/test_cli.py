@@ -132,7 +132,8 @@ def test_numerics_is_the_options_or_the_files(here, file, option, want):
 
 
 def test_every_table_of_a_fast_sweep_says_so(here, monkeypatch):
-    monkeypatch.setattr("batchbench.cli._draw", lambda result, folder: [folder / "none.png"])  # seconds, thrice
+    drawn = "batchbench.sweep_command.draw"  # takes seconds, thrice
+    monkeypatch.setattr(drawn, lambda result, folder: [folder / "none.png"])
     path = scenario(here, ("[48, 32, 24, 16, 12, 8]", "[48, 12]"))
     done = {name: invoke("sweep", path, "--numerics", "fast", "--format", name) for name in Format}
     assert {one.exit_code for one in done.values()} == {0}
@@ -519,7 +520,7 @@ def test_a_failing_engine_exits_with_1_and_debug_brings_the_traceback(here, monk
 
 
 def test_a_bug_of_ours_is_one_line_too(here, monkeypatch):
-    monkeypatch.setattr("batchbench.cli.build_requests", lambda workload, tokenizer, clock: 1 / 0)
+    monkeypatch.setattr("batchbench.sweep_command.build_requests", lambda workload, tokenizer, clock: 1 / 0)
     done = invoke("sweep", str(DAY34))
     assert done.exit_code == 1
     assert done.stderr == "internal error: ZeroDivisionError: division by zero (--debug shows where)\n"
