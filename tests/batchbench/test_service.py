@@ -147,6 +147,19 @@ def test_a_resume_that_samples_at_once_rebuilds_for_no_iteration_but_for_that_on
     assert [seconds(part) for part in parts_of(service.parts_ns)] == [[0.0], [2.0], [4.0], [1.0]]
 
 
+def test_evicted_and_back_within_one_iteration_is_no_time_away_and_no_time_twice():
+    """In 1 it is evicted; in 2 it is back without a token; in 3 it is evicted, back, and gets its last."""
+    script = [
+        told(1, 1, "a", began=("a",)),
+        told(0, 0, preempted=("a",)),
+        told(1, 0, "a"),
+        told(1, 1, "a", preempted=("a",), began=("a",), finished=("a",)),
+    ]
+    service = Service(play([request("a", 2)], script, step_s=[1.0, 2.0, 4.0, 8.0]))
+    assert [part.tolist() for part in parts_of(service.parts)] == [[0], [1], [1], [2]]
+    assert [seconds(part) for part in parts_of(service.parts_ns)] == [[0.0], [2.0], [4.0 + 8.0], [1.0]]
+
+
 def test_the_request_table_has_them_all():
     rows = tables_of(REQUESTS, SCRIPT, step_s=STEP_S)["requests"]
     assert [row["arrival_s"] for row in rows] == ARRIVED_S
