@@ -43,6 +43,11 @@ def resolve_points(
 
     @cache
     def demand(choices: Choices) -> int:
+        if pacing is not None and pacing.clock == "wall":
+            raise UsageError(
+                "pools relative to the demand: a schedule finds it, and takes no real time; "
+                "with clock = 'wall' give blocks or bytes"
+            )
         return roomy_pool(requests, make_schedule, choices, pacing)
 
     @cache

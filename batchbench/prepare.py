@@ -40,6 +40,12 @@ def with_numerics(scenario: Scenario, numerics: Numerics | None) -> Scenario:
     return scenario.model_copy(update={"engine": engine})
 
 
+def refuse_untimed(scenario: Scenario, engine: str) -> None:
+    """Raise UsageError for a schedule in real time: before anything is written, not by the run's clock."""
+    if scenario.clock == "wall" and engine == "schedule":
+        raise UsageError("clock = 'wall': a schedule computes nothing, so it takes no real time; use 'virtual'")
+
+
 def refuse_untrusted(scenario: Scenario, trust: Sequence[str] | None) -> None:
     """A scenario is data: the code that it names runs only if the command line says so."""
     named = [dict(choices).get("victim") for _, choices in scenario.sweep.declared]

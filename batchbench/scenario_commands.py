@@ -10,7 +10,7 @@ import typer
 from batchbench.adapters import engine_factory
 from batchbench.command import DebugOption, ScenarioFile, TrustOption, errors
 from batchbench.demand import resolve_points
-from batchbench.prepare import pacing_of, refuse_untrusted, tokenizer_of
+from batchbench.prepare import pacing_of, refuse_untimed, refuse_untrusted, tokenizer_of
 from batchbench.present import one_line
 from batchbench.scenario import Scenario, load_scenario
 from batchbench.sweep import check_sweep
@@ -33,6 +33,7 @@ def validate(
     with errors(debug):
         scenario = load_scenario(scenario_file)
         refuse_untrusted(scenario, trust)
+        refuse_untimed(scenario, engine)
         requests = build_requests(scenario.workload, tokenizer_of(scenario, engine), scenario.clock)
         make_engine = engine_factory(engine, scenario.engine)
         make_schedule = engine_factory("schedule", scenario.engine)

@@ -20,7 +20,15 @@ from batchbench.driver import Pacing
 from batchbench.environment import git_revision, machine, versions
 from batchbench.errors import TextsDiffer, UsageError
 from batchbench.predict import read_bandwidth_bytes_per_s
-from batchbench.prepare import Numerics, pacing_of, refuse_untrusted, slo_of, tokenizer_of, with_numerics
+from batchbench.prepare import (
+    Numerics,
+    pacing_of,
+    refuse_untimed,
+    refuse_untrusted,
+    slo_of,
+    tokenizer_of,
+    with_numerics,
+)
 from batchbench.present import (
     Format,
     degenerate_warning,
@@ -43,6 +51,7 @@ from batchbench.protocol import (
 from batchbench.recorder import LedgerSink
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
+from batchbench.service_sheet import service_sheet
 from batchbench.sweep import SweepObserver, check_sweep, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
 from batchbench.units import show_bytes
@@ -95,6 +104,7 @@ def sweep(
             raise UsageError("--show-text: a schedule computes no text")
         scenario = with_numerics(load_scenario(scenario_file), numerics)
         refuse_untrusted(scenario, trust)
+        refuse_untimed(scenario, engine)
         tokenizer = tokenizer_of(scenario, engine, needed=show_text)
         requests = build_requests(scenario.workload, tokenizer, scenario.clock)
         make_engine = engine_factory(engine, scenario.engine, audit=audit)
@@ -236,7 +246,7 @@ def _print_result(
     texts: list[dict[str, str]] | None,
     output_format: Format,
 ) -> None:
-    pools = result.rows("pools")
+    pools, service = result.rows("pools"), result.rows("service")
     document: dict[str, Any] = {
         "scenario": result.run["scenario"]["name"],
         "workload_hash": result.run["workload_hash"],
@@ -244,9 +254,11 @@ def _print_result(
         "tables": str(tables),
         "figures": [str(path) for path in figures],
         "pools": pools,
+        "service": service,
     }
     if texts is not None:
         document["texts"] = texts
     lines = [one_line(f"tables: {tables}/*.parquet"), one_line(f"figures: {figures[0].parent}/*.png")]
     lines += text_lines(texts or [])
-    show(document, [sweep_sheet(pools)], lines, output_format)
+    callers = service_sheet(pools, service, objectives=bool(result.run["scenario"].get("slo")))
+    show(document, [sweep_sheet(pools), callers], lines, output_format)
