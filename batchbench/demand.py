@@ -8,8 +8,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
-from typing import Any
 
+from batchbench.asking import describe, offer
 from batchbench.driver import Pacing, RunObserver, run_workload
 from batchbench.errors import RequestRefused, UsageError
 from batchbench.protocol import (
@@ -43,6 +43,11 @@ def resolve_points(
 
     @cache
     def demand(choices: Choices) -> int:
+        if pacing is not None and pacing.clock == "wall":
+            raise UsageError(
+                "pools relative to the demand: a schedule finds it, and takes no real time; "
+                "with clock = 'wall' give blocks or bytes"
+            )
         return roomy_pool(requests, make_schedule, choices, pacing)
 
     @cache
@@ -79,16 +84,15 @@ def roomy_pool(
     A reservation evicts in no pool, so that is the smallest that takes every request. Else the schedule is run in ever
     smaller pools, from one that never binds down to the first that evicts. Raises UsageError or RequestRefused.
     """
-    settings = dict(choices)
-    about = make_schedule(1, **settings).describe()
+    about = describe(make_schedule, Point(1, choices))
     if about.admission != "incremental":
         most = 1
-        while not _takes_all(requests, make_schedule, most, settings):
+        while not _takes_all(requests, make_schedule, most, choices):
             most *= 2
-        return bisect_left(range(most), True, key=lambda n: _takes_all(requests, make_schedule, n + 1, settings)) + 1
-    found = _never_binds(requests, make_schedule, about, settings, pacing)
-    while found > 1 and _takes_all(requests, make_schedule, found - 1, settings):
-        if run_workload(make_schedule(found - 1, **settings), requests, pacing=pacing).preemptions:
+        return bisect_left(range(most), True, key=lambda n: _takes_all(requests, make_schedule, n + 1, choices)) + 1
+    found = _never_binds(requests, make_schedule, about, choices, pacing)
+    while found > 1 and _takes_all(requests, make_schedule, found - 1, choices):
+        if run_workload(make_schedule(found - 1, **dict(choices)), requests, pacing=pacing).preemptions:
             break
         found -= 1
     return found
@@ -98,7 +102,7 @@ def _never_binds(
     requests: Sequence[RequestSpec],
     make_schedule: EngineFactory,
     about: EngineDescription,
-    settings: dict[str, Any],
+    choices: Choices,
     pacing: Pacing | None,
 ) -> int:
     """Blocks of a pool from which up nothing is evicted, if not of the smallest."""
@@ -109,7 +113,7 @@ def _never_binds(
         return most
     blocks = {r.request_id: -(-(r.prompt_tokens + r.output_tokens) // size) for r in requests}
     peak = _Peak(most, blocks)
-    run_workload(make_schedule(most, **settings), requests, observer=peak, pacing=pacing)
+    run_workload(make_schedule(most, **dict(choices)), requests, observer=peak, pacing=pacing)
     return min(most, peak.used + watermark)
 
 
@@ -132,22 +136,18 @@ class _Peak(RunObserver):
 
 
 def _takes_all(
-    requests: Sequence[RequestSpec], make_schedule: EngineFactory, pool_blocks: int, settings: dict[str, Any]
+    requests: Sequence[RequestSpec], make_schedule: EngineFactory, pool_blocks: int, choices: Choices
 ) -> bool:
     """Whether no request is refused at the door of that pool."""
-    engine = make_schedule(pool_blocks, **settings)
     try:
-        for request in requests:
-            engine.check(request)
+        offer(requests, make_schedule, Point(pool_blocks, choices))
     except RequestRefused:
         return False
     return True
 
 
 def _block_bytes(make_engine: EngineFactory, choices: Choices) -> int:
-    engine = make_engine(1, **dict(choices))
-    about = engine.describe()
-    engine.close()
+    about = describe(make_engine, Point(1, choices))
     if about.kv_bytes_per_token is None:
         raise UsageError(f"pools in bytes: the engine {about.engine!r} does not say what a position takes; give blocks")
     return about.block_size * about.kv_bytes_per_token

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from batchbench.calibration import require_savable
+from batchbench.command import DebugOption, FormatOption, errors, printable
 from batchbench.errors import UsageError
 from batchbench.present import Format, Sheet, one_line, to_json
 from batchbench.trace_stats import PEAK_WINDOW_S, Demand, TraceFacts, collect, describe, kv_demand
@@ -20,8 +18,8 @@ from batchbench.traces import FORMATS, Trace, open_trace
 SECONDS_PER_TOKEN = 0.02  # 50 tokens a second, a speed at which people read along
 
 
-def register(app: typer.Typer, errors: Callable[[bool], AbstractContextManager[None]]) -> None:
-    """Add the command. errors: prints an error as one line and ends with its exit code; a traceback if True."""
+def register(app: typer.Typer) -> None:
+    """Add the command."""
 
     @app.command(name="inspect")
     def inspect_command(
@@ -42,8 +40,8 @@ def register(app: typer.Typer, errors: Callable[[bool], AbstractContextManager[N
         ] = SECONDS_PER_TOKEN,
         block_size: Annotated[int, typer.Option(min=1, max=65_536, help="Positions in a block of the KV pool.")] = 16,
         plot: Annotated[Path | None, typer.Option("-o", "--plot", help="File for a figure (PNG).")] = None,
-        output_format: Annotated[Format, typer.Option("--format", help="How to print the table.")] = Format.table,
-        debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+        output_format: FormatOption = Format.table,
+        debug: DebugOption = False,
     ) -> None:
         """Say what a trace holds: rows used and dropped, lengths, arrivals, shared prefixes, KV demand over time."""
         with errors(debug):
@@ -107,9 +105,8 @@ def _print(
 
 
 def _safe(line: str) -> str:
-    """For this terminal: what a file says cannot drive it, and another encoding gets escapes, not an error."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return one_line(line).encode(encoding, "backslashreplace").decode(encoding)
+    """What a file says cannot drive the terminal."""
+    return printable(one_line(line))
 
 
 def _sheets(found: dict[str, Any]) -> list[Sheet]:

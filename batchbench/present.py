@@ -18,6 +18,8 @@ from batchbench.schema import MAY_DIFFER
 from batchbench.timing import DEGENERATE_REPETITION, REPETITION_WINDOW, ContinuousTiming
 from batchbench.units import show_blocks, show_bytes, show_count, show_seconds
 
+UNSTEADY = "counters may differ between runs"  # by the wall clock
+
 
 class Format(StrEnum):
     """How a command prints its table."""
@@ -29,10 +31,11 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Sheet:
-    """A printed table: headings over rows of finished strings."""
+    """A printed table: headings over rows of finished strings. title: a line above it, none if empty."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    title: str = ""
 
     def print(self) -> None:
         """On standard output, as wide as it needs: a terminal may wrap it, but no figure is cut."""
@@ -42,18 +45,21 @@ class Sheet:
             table.add_column(heading.replace(" ", "\n", 1), justify=side, no_wrap=True)
         for row in self.rows:
             table.add_row(*row)
+        if self.title:
+            print(self.title)
         Console(width=1000).print(table, highlight=False, markup=False)
 
     def markdown(self) -> str:
         lines = [self.headings, ("---:",) * len(self.headings), *self.rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        above = f"{self.title}\n\n" if self.title else ""
+        return above + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def sweep_sheet(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping[str, Any]] = ()) -> Sheet:
     """The headline of each point, in the roundings that the field's texts use.
 
     statistics: rows of that table. A column more where choices vary, where counters may differ between runs, where
-    points were repeated, or where numerics is fast.
+    points were repeated, or where numerics is fast; a title where counters may not come out again.
     """
     verdict = "identical" if len(pools) > 1 else "not compared"
     if any(pool["text_digest"] is None for pool in pools):
@@ -77,15 +83,16 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping
                 show_blocks(pool["pool_blocks"]),
                 *((one_line(pool["choices"]),) if varied else ()),
                 f"{pool['occupancy']:.3f}",
-                _show(pool["preemptions_per_request"], "{:.2f}", "not reported"),
-                _show(pool["recompute_fraction"], "{:.1%}", "not reported"),
-                _show(pool["preemption_latency_penalty"], "{:.2f}x", "no control group"),
-                _show(pool["paired_latency_penalty"], "{:.2f}x", "no reference"),
+                shown(pool["preemptions_per_request"], "{:.2f}", "not reported"),
+                shown(pool["recompute_fraction"], "{:.1%}", "not reported"),
+                shown(pool["preemption_latency_penalty"], "{:.2f}x", "no control group"),
+                shown(pool["paired_latency_penalty"], "{:.2f}x", "no reference"),
                 verdict,
                 *(column[place] for column in more.values()),
             )
             for place, pool in enumerate(pools)
         ),
+        f"real time: {UNSTEADY}" if any(pool["clock"] == "wall" for pool in pools) else "",
     )
 
 
@@ -257,7 +264,8 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def _show(value: float | None, pattern: str, missing: str) -> str:
+def shown(value: float | None, pattern: str, missing: str) -> str:
+    """A number in its rounding, or what is said where there is none."""
     return missing if value is None or math.isnan(value) else pattern.format(value)
 
 

@@ -114,12 +114,16 @@ class Recorder:
         self.unused_sum += sum(batch.unused_tokens)
         self.unsaid.add("padded_tokens")
         self.copy_s = None
+        told = 0
         for event in batch.events:
             iteration = first + event.place
+            self._check_between(first, batch, told, event.place)
+            told = event.place + 1
             self._check(iteration, event)
             self._count_events(event)
             self._events(iteration, event)
             self._tokens(iteration, event, batch.collected_tokens[event.place])
+        self._check_between(first, batch, told, count)
         self.iterations.extend(range(first, first + count))
         self.start_ns.extend(times[:-1])
         self.end_ns.extend(times[1:])
@@ -242,7 +246,7 @@ class Recorder:
                 raise self._refuse(iteration, f"{request_id!r} begins to get tokens, but gets some or is unknown")
             self._open[request_id] = iteration
         if len(self._open) != collected:
-            raise self._refuse(iteration, f"{collected} tokens are collected, {len(self._open)} requests get one")
+            raise self._refuse_tokens(iteration, collected)
         for request_id in outcome.finished:
             self._close(request_id, iteration + 1)
 
@@ -258,15 +262,19 @@ class Recorder:
     def _refuse(self, iteration: int, why: str) -> OutcomeRefused:
         return OutcomeRefused(f"iteration {iteration}: {why}")
 
+    def _refuse_tokens(self, iteration: int, collected: int) -> OutcomeRefused:
+        return self._refuse(iteration, f"{collected} tokens are collected, {len(self._open)} requests get one")
+
     def _check(self, iteration: int, outcome: Happened) -> None:
         """Evictions come first in an iteration, then admissions, then last tokens."""
         evicted, admissions, finished = outcome.preempted or (), outcome.admissions, outcome.finished
         if admissions is None:
             self._running = None
-        if not (evicted or admissions or finished):
+        if not (evicted or admissions or finished or outcome.prefills):
             return
         admitted = [admission.request_id for admission in admissions or ()]
-        self._check_arrived(iteration, (*evicted, *admitted, *finished))
+        prefilled = [prefill.request_id for prefill in outcome.prefills or ()]
+        self._check_arrived(iteration, (*evicted, *admitted, *prefilled, *finished))
         for request_id in evicted:
             if self.finished[self.index[request_id]] >= 0:
                 raise self._refuse(iteration, f"{request_id!r} is evicted after it finished")
@@ -280,6 +288,13 @@ class Recorder:
             if self.finished[self.index[request_id]] >= 0 or request_id in finished[:place]:
                 raise self._refuse(iteration, f"{request_id!r} finishes twice")
             self._leaves(iteration, request_id, "finishes")
+
+    def _check_between(self, first: int, batch: IterationBatch, begin: int, end: int) -> None:
+        """In iterations without events the same requests get a token as before."""
+        between = batch.collected_tokens[begin:end]
+        if self.runs is not None and between.count(len(self._open)) < len(between):
+            place = next(n for n, collected in enumerate(between) if collected != len(self._open))
+            raise self._refuse_tokens(first + begin + place, between[place])
 
     def _check_arrived(self, iteration: int, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:

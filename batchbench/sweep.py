@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
+from batchbench.asking import describe, offer
 from batchbench.driver import Limits, Pacing, RunObserver, run_workload
 from batchbench.errors import RequestRefused, UsageError
 from batchbench.identity import require_repeated, require_same_texts
@@ -169,16 +170,11 @@ def check_sweep(
 def _check_pools(
     requests: Sequence[RequestSpec], smallest: Point, largest: int, make_engine: EngineFactory, repetitions: int
 ) -> None:
-    choices = dict(smallest.choices)
-    make_engine(largest, **choices).close()  # memory for it, or an error now rather than after the smaller ones ran
-    engine = make_engine(smallest.pool_blocks, **choices)
-    try:
-        if repetitions > 1 and not engine.describe().computes_text:
-            raise UsageError(f"a schedule takes no time: {repetitions} repetitions would repeat the same counts; use 1")
-        for request in requests:
-            engine.check(request)
-    finally:
-        engine.close()
+    if repetitions > 1 and not describe(make_engine, smallest).computes_text:
+        raise UsageError(f"a schedule takes no time: {repetitions} repetitions would repeat the same counts; use 1")
+    # Memory for it, or an error now rather than after the smaller ones ran.
+    make_engine(largest, **dict(smallest.choices)).close()
+    offer(requests, make_engine, smallest)
 
 
 def _as_points(points: Sequence[int | Point]) -> list[Point]:

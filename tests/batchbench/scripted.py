@@ -46,11 +46,11 @@ class Tables(dict):
         self.update({name: pa.concat_tables(parts) for name, parts in self.collected.items()})
 
 
-def tables_of(requests, script, slo=None, **options):
-    """Play a script: every table of the run, with nothing paired, as lists of rows."""
+def tables_of(requests, script, slo=None, reference=None, **options):
+    """Play a script: every table of the run, paired with the reference if there is one, as lists of rows."""
     tables = Tables()
     timing = play(requests, script, tables=tables, **options)
-    found = {**tables, **point_tables(0, timing, None, slo or Slo())}
+    found = {**tables, **point_tables(0, timing, reference, slo or Slo())}
     return {name: table.to_pylist() for name, table in found.items()}
 
 
@@ -80,7 +80,7 @@ def result_of(folder, run, requests, script, **options):
     return load_result(folder)
 
 
-def play(requests, script, *, slots=2, pool_blocks=8, step_s=None, texts=None, numerics=None, tables=None):
+def play(requests, script, *, slots=2, pool_blocks=8, step_s=None, texts=None, numerics=None, tables=None, pacing=None):
     """Drive a script and return its timing."""
     clock = FakeClock()
     texts = texts or {r.request_id: Text(tuple(range(r.output_tokens))) for r in requests}
@@ -88,7 +88,7 @@ def play(requests, script, *, slots=2, pool_blocks=8, step_s=None, texts=None, n
         script, texts, slots=slots, pool_blocks=pool_blocks, clock=clock, step_s=step_s, numerics=numerics
     )
     sink = None if tables is None else tables.ledger(Point(pool_blocks), engine.describe())
-    timing = run_workload(engine, requests, clock=clock, sink=sink)
+    timing = run_workload(engine, requests, clock=clock, sink=sink, pacing=pacing)
     if tables is not None:
         tables.close()
     return timing

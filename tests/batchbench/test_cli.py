@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+from batchbench.asking import describe
 from batchbench.cli import app
 from batchbench.present import Format
 from batchbench.results import load_result
@@ -119,6 +120,17 @@ def test_dry_run_predicts_and_writes_nothing(here):
     assert [pool["pool_bytes"] for pool in document["pools"]] == [n * 4 * 768 for n in (48, 32, 24, 16, 12, 8)]
 
 
+def test_a_dry_run_describes_one_engine_per_choice(here, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "batchbench.sweep_command.describe", lambda make, point: asked.append(point) or describe(make, point)
+    )
+    path = scenario(here, ("pools = [48, 32, 24, 16, 12, 8]", "pools = [48, 12, 8]\nslots = [6, 2]"))
+    document = json.loads(invoke("sweep", path, "--dry-run", "--format", "json").stdout)
+    assert [dict(point.choices)["slots"] for point in asked] == [6, 2]
+    assert [pool["pool_bytes"] for pool in document["pools"]] == [n * 4 * 768 for n in (48, 12, 8)] * 2
+
+
 @pytest.mark.parametrize(
     ("file", "option", "want"),
     [(None, None, "exact"), (None, "fast", "fast"), ("fast", None, "fast"), ("fast", "exact", "exact")],
@@ -132,13 +144,14 @@ def test_numerics_is_the_options_or_the_files(here, file, option, want):
 
 
 def test_every_table_of_a_fast_sweep_says_so(here, monkeypatch):
-    monkeypatch.setattr("batchbench.cli._draw", lambda result, folder: [folder / "none.png"])  # seconds, thrice
+    drawn = "batchbench.sweep_command.draw"  # takes seconds, thrice
+    monkeypatch.setattr(drawn, lambda result, folder: [folder / "none.png"])
     path = scenario(here, ("[48, 32, 24, 16, 12, 8]", "[48, 12]"))
     done = {name: invoke("sweep", path, "--numerics", "fast", "--format", name) for name in Format}
     assert {one.exit_code for one in done.values()} == {0}
     rows = [line.split() for line in done[Format.table].stdout.splitlines() if " blocks " in line]
-    assert [row[-2:] for row in rows] == [["identical", "fast"]] * 2
-    lines = done[Format.markdown].stdout.splitlines()
+    assert [row[-2:] for row in rows[:2]] == [["identical", "fast"]] * 2
+    lines = done[Format.markdown].stdout.split("\n\n")[0].splitlines()
     assert [line.split("|")[-2].strip() for line in lines] == ["numerics", "---:", "fast", "fast"]
     assert {pool["numerics"] for pool in json.loads(done[Format.json].stdout)["pools"]} == {"fast"}
     result = load_result(here / "results/day34")
@@ -176,6 +189,106 @@ def test_plot_draws_again_from_the_tables_alone(here):
         "rows_against_positions.png",
     ]
     assert (here / "again/staircase.png").read_bytes() == (here / "o/plots/staircase.png").read_bytes()
+
+
+# ---- what callers saw ----------------------------------------------------------------------------
+
+TWO_POOLS = ("[48, 32, 24, 16, 12, 8]", "[48, 12]")
+NAME = 'name = "day34"'
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures take seconds."""
+    monkeypatch.setattr("batchbench.sweep_command.draw", lambda result, folder: [folder / "none.png"])
+
+
+def second_table(path, *options):
+    """(title, headings, rows of cells) of a sweep's second table, as Markdown."""
+    done = invoke("sweep", path, "--format", "markdown", "--no-progress", *options)
+    assert done.exit_code == 0, done.output
+    _, title, table = done.stdout.split("\n\n")[-3:]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    return title, lines[0], lines[2:]
+
+
+HEADINGS = ["pool", *(f"{m} {p}" for m in ("ttft", "itl", "tpot", "e2e", "queue") for p in ("p50", "p99"))]
+
+
+def test_a_schedule_is_told_in_iterations(here, undrawn):
+    title, headings, rows = second_table(scenario(here, TWO_POOLS), "--engine", "schedule")
+    assert (title, headings) == ("service in iterations", HEADINGS)
+    assert rows[0] == ["48 blocks", "1", "1", "1", "1", "1.00", "1.00", "24", "24", "0", "0"]
+    assert rows[1][7:9] == ["36", "64"]  # r2's and r5's latency
+
+
+def test_modelled_seconds_are_told_where_there_are_some(here, undrawn):
+    clock = f'{NAME}\nclock = "virtual"\n[virtual]\niteration_s = 0.02'
+    title, headings, rows = second_table(scenario(here, TWO_POOLS, (NAME, clock)), "--engine", "schedule")
+    assert (title, headings) == ("service in modelled seconds", HEADINGS)
+    assert rows[0] == ["48 blocks", *["20.0 ms"] * 6, *["480.0 ms"] * 2, *["0 us"] * 2]
+    assert rows[1][7:9] == ["720.0 ms", "1.28 s"]
+
+
+def test_the_engine_is_told_in_measured_seconds(here, undrawn):
+    title, headings, rows = second_table(scenario(here, TWO_POOLS))
+    assert (title, headings) == ("service in measured seconds, inside the engine", HEADINGS)
+    assert all(re.fullmatch(r"[0-9.]+ (us|ms|s)", cell) for row in rows for cell in row[1:])
+
+
+def test_goodput_has_a_column_where_there_are_objectives(here, undrawn):
+    slo = f"{NAME}\nclock = 'virtual'\n[slo]\ne2e_s = 0.72\n[virtual]\niteration_s = 0.02"
+    _, headings, rows = second_table(scenario(here, TWO_POOLS, (NAME, slo)), "--engine", "schedule")
+    assert headings == [*HEADINGS, "goodput"]
+    assert [row[-1] for row in rows] == ["100.0%", "50.0%"]  # latencies of 24, 28, 36, 44, 56 and 64 iterations
+    without = f"{NAME}\n[slo]\ne2e_s = 0.72"
+    _, headings, rows = second_table(scenario(here, TWO_POOLS, (NAME, without)), "--engine", "schedule")
+    assert [row[-1] for row in rows] == ["not known"] * 2
+
+
+def test_choices_have_a_column_there_too(here, undrawn):
+    path = scenario(here, ("pools = [48, 32, 24, 16, 12, 8]", "pools = [12]\nslots = [6, 1]"))
+    _, headings, rows = second_table(path, "--engine", "schedule")
+    assert (headings[:3], [row[1] for row in rows]) == (["pool", "choices", "ttft p50"], ["slots 6", "slots 1"])
+
+
+def test_json_has_every_service_row(here, undrawn):
+    path = scenario(here, TWO_POOLS)
+    document = json.loads(invoke("sweep", path, "--format", "json", "--no-progress").stdout)
+    assert document["service"] == load_result(here / "results/day34").rows("service")
+    assert {(row["metric"], row["unit"]) for row in document["service"]} == {
+        (metric, unit) for metric in ("ttft", "itl", "tpot", "e2e", "queue") for unit in ("iterations", "s")
+    }
+
+
+def test_in_a_terminal_a_second_table_follows_the_first(here, undrawn):
+    done = invoke("sweep", scenario(here, TWO_POOLS), "--engine", "schedule", "--no-progress")
+    _, second, rest = done.stdout.split("\n\n")
+    lines = second.splitlines()
+    assert (lines[0], lines[2].split()) == ("service in iterations", ["pool", *["p50", "p99"] * 5])
+    assert max(map(len, lines)) <= 100
+    assert rest.startswith("tables: ")
+    assert "between runs" not in done.stdout
+
+
+def test_real_time_is_marked(here, undrawn):
+    path = scenario(here, TWO_POOLS, (NAME, f'{NAME}\nclock = "wall"'))
+    done = invoke("sweep", path, "--no-progress")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("real time: counters may differ between runs\n")
+    assert "\n\nservice in real seconds: counters may differ between runs\n" in done.stdout
+    assert second_table(path)[0] == "service in real seconds: counters may differ between runs"
+
+
+@pytest.mark.parametrize("command", ["sweep", "validate"])
+def test_a_schedule_in_real_time_is_refused_before_anything_is_written(here, command):
+    path = scenario(here, (NAME, f'{NAME}\nclock = "wall"'))
+    assert_refused(invoke(command, path, "--engine", "schedule"), here, "clock = 'wall': a schedule computes nothing")
+
+
+def test_the_demand_is_not_known_in_real_time(here):
+    path = scenario(here, (NAME, f'{NAME}\nclock = "wall"'), ("[48, 32, 24, 16, 12, 8]", '["1x"]'))
+    assert_refused(invoke("sweep", path), here, "pools relative to the demand: a schedule finds it, and takes no real")
 
 
 # ---- texts ---------------------------------------------------------------------------------------
@@ -519,7 +632,7 @@ def test_a_failing_engine_exits_with_1_and_debug_brings_the_traceback(here, monk
 
 
 def test_a_bug_of_ours_is_one_line_too(here, monkeypatch):
-    monkeypatch.setattr("batchbench.cli.build_requests", lambda workload, tokenizer, clock: 1 / 0)
+    monkeypatch.setattr("batchbench.sweep_command.build_requests", lambda workload, tokenizer, clock: 1 / 0)
     done = invoke("sweep", str(DAY34))
     assert done.exit_code == 1
     assert done.stderr == "internal error: ZeroDivisionError: division by zero (--debug shows where)\n"

@@ -78,6 +78,8 @@ def test_tests_that_the_docs_name_exist(page):
     files = {path.name: path.read_text() for path in Path("tests").rglob("*.py")}
     for path in re.findall(r"`(tests/[\w/]+\.py)`", page.read_text()):
         assert Path(path).is_file(), path
+    for file, name in re.findall(r"`(test_\w+\.py)::(test_\w+)`", page.read_text()):
+        assert f"def {name}(" in files[file], (file, name)
     for name in re.findall(r"`(test_\w+)(?:\.py)?`", page.read_text()):
         assert f"{name}.py" in files or any(f"def {name}(" in text for text in files.values()), name
 

@@ -1,0 +1,36 @@
+"""`batchbench plot`: the figures of a result folder, drawn again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchbench.command import DebugOption, draw, errors
+from batchbench.present import one_line
+from batchbench.results import load_result, require_writable
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(plot)
+
+
+def plot(
+    result_folder: Annotated[Path, typer.Argument(metavar="RESULT", help="Folder that a sweep wrote.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the figures; RESULT/plots if left out.")] = None,
+    point: Annotated[
+        int | None,
+        typer.Option(
+            help="Point of the slot timeline, by its place in the sweep from 0; the one that recomputes most."
+        ),
+    ] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Draw a result folder's figures again."""
+    with errors(debug):
+        result, folder = load_result(result_folder), out or result_folder / "plots"
+        require_writable(folder)
+        for path in draw(result, folder, point):
+            print(one_line(str(path)))
