@@ -71,8 +71,9 @@ from batchbench.scenario import Scenario, load_scenario
 from batchbench.service import Slo
 from batchbench.sweep import SweepObserver, check_sweep, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
+from batchbench.traces import Trace
 from batchbench.units import show_bytes
-from batchbench.workload import build_requests, workload_hash
+from batchbench.workload import build_requests, needs_tokenizer, workload_hash
 
 app = typer.Typer(
     name="batchbench",
@@ -157,7 +158,7 @@ def sweep(
         scenario = _with_numerics(load_scenario(scenario_file), numerics)
         _refuse_untrusted(scenario, trust)
         tokenizer = _tokenizer(scenario, engine, needed=show_text)
-        requests = build_requests(scenario.workload, tokenizer, scenario.clock)
+        requests, trace = _requests(scenario, tokenizer)
         make_engine = engine_factory(engine, scenario.engine, audit=audit)
         make_schedule = engine_factory("schedule", scenario.engine)
         points = resolve_points(scenario.sweep, requests, make_engine, make_schedule, pacing_of(scenario))
@@ -169,7 +170,7 @@ def sweep(
         writer = ResultWriter(tables, slo_of(scenario))
         progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
         timings = _run(requests, points, make_engine, pacing_of(scenario), _SaveAndShow(writer, figures, progress))
-        writer.join(timings, _provenance(scenario, timings[0]))
+        writer.join(timings, _provenance(scenario, timings[0], trace))
         result = load_result(tables)
         texts = text_rows(timings[0], tokenizer) if show_text and tokenizer is not None else None
         _print_result(result, tables, _draw(result, figures), texts, output_format)
@@ -188,7 +189,7 @@ def validate(
     with _errors(debug):
         scenario = load_scenario(scenario_file)
         _refuse_untrusted(scenario, trust)
-        requests = build_requests(scenario.workload, _tokenizer(scenario, engine), scenario.clock)
+        requests, _ = _requests(scenario, _tokenizer(scenario, engine))
         make_engine = engine_factory(engine, scenario.engine)
         make_schedule = engine_factory("schedule", scenario.engine)
         points = resolve_points(scenario.sweep, requests, make_engine, make_schedule, pacing_of(scenario))
@@ -269,7 +270,7 @@ def calibrate(
         scenario = load_scenario(scenario_file)
         require_savable(out)
         if max_tokens is None:
-            requests = build_requests(scenario.workload, _tokenizer(scenario, "own"), scenario.clock)
+            requests, _ = _requests(scenario, _tokenizer(scenario, "own"))
             max_tokens = max(1, *(r.prompt_tokens + r.output_tokens - 2 for r in requests))  # cached by the last token
         found = measure_costs(scenario.engine, max_tokens, rounds, lambda done: None)
         save_calibration(found, out)
@@ -409,8 +410,18 @@ def _refuse_untrusted(scenario: Scenario, trust: Sequence[str] | None) -> None:
 
 def _tokenizer(scenario: Scenario, engine: str, *, needed: bool = False) -> Tokenizer | None:
     """The engine's, if the prompts are texts or if it is needed anyway; a model with random prompts may have none."""
-    wanted = needed or scenario.workload.prompts is not None
+    wanted = needed or needs_tokenizer(scenario.workload)
     return engine_tokenizer(engine, scenario.engine) if wanted else None
+
+
+def _requests(scenario: Scenario, tokenizer: Tokenizer | None) -> tuple[tuple[RequestSpec, ...], Trace | None]:
+    """The requests, and the trace they are from, if they are; says on stderr what became of the trace's rows."""
+    traces: list[Trace] = []
+    requests = build_requests(scenario.workload, tokenizer, scenario.clock, traces.append)
+    for trace in traces:
+        for line in (f"{trace.path}: {trace.format}", *trace.tally.lines()):
+            print(one_line(f"trace: {line}"), file=sys.stderr)
+    return requests, traces[0] if traces else None
 
 
 def _run(
@@ -429,13 +440,14 @@ def _run(
         observer.close()
 
 
-def _provenance(scenario: Scenario, timing: ContinuousTiming) -> dict[str, Any]:
+def _provenance(scenario: Scenario, timing: ContinuousTiming, trace: Trace | None) -> dict[str, Any]:
     engine = timing.engine
     varied = {"pool_blocks", "versions", *(name for _, choices in scenario.sweep.declared for name, _ in choices)}
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "scenario": scenario.model_dump(mode="json"),
         "workload_hash": workload_hash(timing.requests),
+        "trace": None if trace is None else {"format": trace.format, **asdict(trace.tally)},
         "text_repetition": timing.text_repetition,
         # What varies is told by the tables: that of the first point describes nothing.
         "engine": {k: v for k, v in asdict(engine).items() if k not in varied},
