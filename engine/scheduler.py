@@ -232,10 +232,8 @@ class Scheduler(Motions):
             )
         needed = smallest_pool(config, prompt_tokens, output_tokens)
         if needed > config.pool_blocks:
-            prompt, pool = (
-                config.blocks_for(prompt_tokens),
-                f"the pool of {config.pool_blocks} blocks of {config.block_size}",
-            )
+            pool = f"the pool of {config.pool_blocks} blocks of {config.block_size}"
+            prompt = config.blocks_for(prompt_tokens)
             rest = f"its {output_tokens} output tokens"
             if config.max_tokens is not None:
                 rest = f"the {config.max_tokens} positions that max_tokens reserves"

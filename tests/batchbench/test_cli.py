@@ -305,7 +305,7 @@ def test_bad_pools(here, pools, message):
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
 def test_a_pool_too_small_for_one_request(here, dry_run):
     path = scenario(here, ("16, 12, 8]", "16, 12, 6]"))
-    message = "request 'r0': its prompt of 5 tokens fits the pool of 6 blocks of 4, but with its 24 output tokens it needs 7; "
+    message = "'r0': its prompt of 5 tokens fits the pool of 6 blocks of 4, but with its 24 output tokens it needs 7; "
     assert_refused(invoke("sweep", path, *dry_run), here, message)
 
 
