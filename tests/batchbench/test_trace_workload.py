@@ -490,6 +490,17 @@ def test_the_schedule_counts_what_the_engine_counts(name, pool, choices):
         assert got[table].to_pylist() == want[table].to_pylist(), table
 
 
+def test_hash_ids_are_shared_alike_by_schedule_and_engine(tmp_path):
+    trace = "tests/traces/mooncake_fast25_conversation_first300.jsonl"
+    keys = "length_scale = 0.02\nmax_requests = 40\nmax_prompt_tokens = 30000\nrate_scale = 500"
+    scenario = load_scenario(scenario_file(tmp_path, trace, keys, engine="prefix_cache = true"))
+    want, got = (ledgers(scenario, engine, 170, {}) for engine in ("own", "schedule"))
+    shared = want["admissions"].column("shared_tokens").to_pylist()
+    assert sum(shared) > 200 and len(want["evictions"]) and len(want["requests"]) == 40
+    for table in want:
+        assert got[table].to_pylist() == want[table].to_pylist(), table
+
+
 def test_agents_resend_what_was_said_and_the_cache_finds_it():
     """On the real engine, in a roomy pool: all full blocks of a history but for its last position are found."""
     scenario = load_scenario("scenarios/agents.toml")
