@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import overload
 
@@ -47,6 +48,21 @@ class RandomPrompt(LazyPrompt):
 
     def ids(self) -> Sequence[int]:
         return tuple(random.Random(self.key).randbytes(self.tokens))
+
+
+class Packed(LazyPrompt):
+    """Ids that are kept, in four bytes each."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.packed = array("I", ids)
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def ids(self) -> Sequence[int]:
+        return tuple(self.packed)
 
 
 class Repeated(LazyPrompt):

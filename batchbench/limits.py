@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 # Far beyond any real server, small enough that a slip of the finger is refused instead of filling memory.
-Requests = Annotated[int, Field(ge=1, le=1_000_000)]
+MAX_REQUESTS = 1_000_000
+Requests = Annotated[int, Field(ge=1, le=MAX_REQUESTS)]
 MAX_TOKENS = 10_000_000
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Index = Annotated[int, Field(ge=0, le=2**31 - 1)]

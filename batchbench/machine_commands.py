@@ -11,10 +11,9 @@ from batchbench.adapters import examine_machine, measure_costs
 from batchbench.calibration import MAX_TOKENS, require_savable, save_calibration
 from batchbench.command import DebugOption, FormatOption, errors, show
 from batchbench.cost_report import calibration_lines, calibration_sheet
-from batchbench.prepare import tokenizer_of
+from batchbench.prepare import requests_of, tokenizer_of
 from batchbench.present import Format, doctor_lines, one_line, promise_sheet
 from batchbench.scenario import load_scenario
-from batchbench.workload import build_requests
 
 
 def register(app: typer.Typer) -> None:
@@ -61,7 +60,7 @@ def calibrate(
         scenario = load_scenario(scenario_file)
         require_savable(out)
         if max_tokens is None:
-            requests = build_requests(scenario.workload, tokenizer_of(scenario, "own"), scenario.clock)
+            requests, _ = requests_of(scenario, tokenizer_of(scenario, "own"))
             max_tokens = max(1, *(r.prompt_tokens + r.output_tokens - 2 for r in requests))  # cached by the last token
         found = measure_costs(scenario.engine, max_tokens, rounds, lambda done: None)
         save_calibration(found, out)

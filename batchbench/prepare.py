@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -9,9 +10,12 @@ from batchbench.adapters import engine_tokenizer
 from batchbench.clocks import IterationCost
 from batchbench.driver import Pacing
 from batchbench.errors import UsageError
-from batchbench.protocol import Tokenizer
+from batchbench.present import one_line
+from batchbench.protocol import RequestSpec, Tokenizer
 from batchbench.scenario import Scenario
 from batchbench.service import Slo
+from batchbench.traces import Trace
+from batchbench.workload import build_requests, needs_tokenizer
 
 
 class Numerics(StrEnum):
@@ -40,6 +44,16 @@ def with_numerics(scenario: Scenario, numerics: Numerics | None) -> Scenario:
     return scenario.model_copy(update={"engine": engine})
 
 
+def requests_of(scenario: Scenario, tokenizer: Tokenizer | None) -> tuple[tuple[RequestSpec, ...], Trace | None]:
+    """The requests, and the trace they are from, if they are; says on stderr what became of the trace's rows."""
+    traces: list[Trace] = []
+    requests = build_requests(scenario.workload, tokenizer, scenario.clock, traces.append)
+    for trace in traces:
+        for line in (f"{trace.path}: {trace.format}", *trace.tally.lines()):
+            print(one_line(f"trace: {line}"), file=sys.stderr)
+    return requests, traces[0] if traces else None
+
+
 def with_run(scenario: Scenario, repetitions: int | None, warmup: int | None) -> Scenario:
     """The scenario with the command line's numbers of runs, where they are given."""
     given = {"repetitions": repetitions, "warmup": warmup}
@@ -66,5 +80,5 @@ def refuse_untrusted(scenario: Scenario, trust: Sequence[str] | None) -> None:
 
 def tokenizer_of(scenario: Scenario, engine: str, *, needed: bool = False) -> Tokenizer | None:
     """The engine's, if the prompts are texts or if it is needed anyway; a model with random prompts may have none."""
-    wanted = needed or scenario.workload.prompts is not None
+    wanted = needed or needs_tokenizer(scenario.workload)
     return engine_tokenizer(engine, scenario.engine) if wanted else None

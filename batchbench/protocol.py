@@ -45,6 +45,7 @@ class RequestSpec:
     priority: int = 0  # of the victim rule `priority`: the highest number gives way first
     after: str | None = None
     history_tokens: int = 0
+    line: int | None = None  # of the trace that recorded it
 
     @property
     def prompt_tokens(self) -> int:

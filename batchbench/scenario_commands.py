@@ -10,11 +10,11 @@ import typer
 from batchbench.adapters import engine_factory
 from batchbench.command import DebugOption, ScenarioFile, TrustOption, errors
 from batchbench.demand import resolve_points
-from batchbench.prepare import pacing_of, refuse_untimed, refuse_untrusted, tokenizer_of
+from batchbench.prepare import pacing_of, refuse_untimed, refuse_untrusted, requests_of, tokenizer_of
 from batchbench.present import one_line
 from batchbench.scenario import Scenario, load_scenario
 from batchbench.sweep import check_sweep
-from batchbench.workload import build_requests, workload_hash
+from batchbench.workload import workload_hash
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def validate(
         scenario = load_scenario(scenario_file)
         refuse_untrusted(scenario, trust)
         refuse_untimed(scenario, engine)
-        requests = build_requests(scenario.workload, tokenizer_of(scenario, engine), scenario.clock)
+        requests, _ = requests_of(scenario, tokenizer_of(scenario, engine))
         make_engine = engine_factory(engine, scenario.engine)
         make_schedule = engine_factory("schedule", scenario.engine)
         points = resolve_points(scenario.sweep, requests, make_engine, make_schedule, pacing_of(scenario))

@@ -25,6 +25,7 @@ from batchbench.prepare import (
     pacing_of,
     refuse_untimed,
     refuse_untrusted,
+    requests_of,
     slo_of,
     tokenizer_of,
     with_numerics,
@@ -55,8 +56,9 @@ from batchbench.scenario import Scenario, load_scenario
 from batchbench.service_sheet import service_sheet
 from batchbench.sweep import Pass, SweepObserver, check_sweep, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
+from batchbench.traces import Trace
 from batchbench.units import show_bytes
-from batchbench.workload import build_requests, workload_hash
+from batchbench.workload import workload_hash
 
 
 def register(app: typer.Typer) -> None:
@@ -115,7 +117,7 @@ def sweep(
         refuse_untrusted(scenario, trust)
         refuse_untimed(scenario, engine)
         tokenizer = tokenizer_of(scenario, engine, needed=show_text)
-        requests = build_requests(scenario.workload, tokenizer, scenario.clock)
+        requests, trace = requests_of(scenario, tokenizer)
         make_engine = engine_factory(engine, scenario.engine, audit=audit)
         make_schedule = engine_factory("schedule", scenario.engine)
         points = resolve_points(scenario.sweep, requests, make_engine, make_schedule, pacing_of(scenario))
@@ -127,7 +129,7 @@ def sweep(
         writer = ResultWriter(tables, slo_of(scenario))
         progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
         timings = _run(requests, points, make_engine, scenario, _SaveAndShow(writer, figures, progress))
-        writer.join(timings, _provenance(scenario, timings[0]))
+        writer.join(timings, _provenance(scenario, timings[0], trace))
         result = load_result(tables)
         texts = text_rows(timings[0], tokenizer) if show_text and tokenizer is not None else None
         _print_result(result, tables, draw(result, figures), texts, output_format)
@@ -205,13 +207,14 @@ def _run(
         observer.close()
 
 
-def _provenance(scenario: Scenario, timing: ContinuousTiming) -> dict[str, Any]:
+def _provenance(scenario: Scenario, timing: ContinuousTiming, trace: Trace | None) -> dict[str, Any]:
     engine = timing.engine
     varied = {"pool_blocks", "versions", *(name for _, choices in scenario.sweep.declared for name, _ in choices)}
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "scenario": scenario.model_dump(mode="json"),
         "workload_hash": workload_hash(timing.requests),
+        "trace": None if trace is None else {"format": trace.format, **asdict(trace.tally)},
         "text_repetition": timing.text_repetition,
         # What varies is told by the tables: that of the first point describes nothing.
         "engine": {k: v for k, v in asdict(engine).items() if k not in varied},

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
+from fractions import Fraction
 from itertools import accumulate, repeat
 
 from batchbench.arrivals import ClosedLoop, arrival_times, on_clock
@@ -13,10 +14,12 @@ from batchbench.distributions import Delay, correlated, delay_quantile, length_q
 from batchbench.errors import ScenarioError, UsageError
 from batchbench.lazy_prompts import Joined, RandomPrompt, Stretch
 from batchbench.length_files import read_columns
-from batchbench.limits import MAX_PROMPT_TOKENS
+from batchbench.limits import MAX_PROMPT_TOKENS, MAX_TIME
 from batchbench.prompts import load_prompts
 from batchbench.protocol import RequestSpec, Sampling, Tokenizer, WorkloadClock
-from batchbench.workload_schema import Workload
+from batchbench.recording import NS, Recording, half_up, open_source, read_recording
+from batchbench.traces import Trace
+from batchbench.workload_schema import TraceSource, Workload
 
 Entrance = Callable[[int, Sequence[str]], tuple[int, str | None]]
 Prompts = Iterator[Sequence[int]]
@@ -24,38 +27,59 @@ Prefixed = Callable[[int, Sequence[int]], Sequence[int]]  # conversation n's fir
 _NUMBERS = [str(number) for number in range(256)]
 
 
-def build_requests(
-    workload: Workload, tokenizer: Tokenizer | None = None, clock: WorkloadClock = "iterations"
-) -> tuple[RequestSpec, ...]:
-    """Requests r0, r1, ... in submission order, with seeded random prompts or with texts.
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked of every request: own prompt, (own prompt, output) tokens, and what a trace says besides."""
 
-    tokenizer: the engine's, which texts need (`adapters.engine_tokenizer`). clock: the scenario's. The turns of a
-    conversation follow each other. Raises UsageError if texts have no tokenizer, and ScenarioError for files that
-    cannot be read, texts that are too short, arrivals that are too far, and lists that another clock counts.
+    count: int
+    prompts: Iterable[Sequence[int]]
+    lengths: Iterable[tuple[int | None, int]]
+    prefix: Prefixed
+    times: Iterable[int]  # on the workload's clock, if neither a process nor a turn before decides
+    lines: Iterable[int | None]
+
+
+def build_requests(
+    workload: Workload,
+    tokenizer: Tokenizer | None = None,
+    clock: WorkloadClock = "iterations",
+    on_trace: Callable[[Trace], None] = lambda trace: None,
+) -> tuple[RequestSpec, ...]:
+    """Requests r0, r1, ... in submission order, with seeded random prompts or with texts, or as a trace has them.
+
+    tokenizer: the engine's, which texts need (`adapters.engine_tokenizer`). clock: the scenario's. on_trace: given the
+    trace, if there is one, with the books of its rows. The turns of a conversation follow each other. Raises UsageError
+    if texts have no tokenizer, TraceError, and ScenarioError for files that cannot be read, texts that are too short,
+    arrivals that are too far, and lists that another clock counts.
     """
+    if workload.trace is not None:
+        recording = read_recording(workload.trace, workload.seed, tokenizer)
+        on_trace(recording.trace)
+        return tuple(_limited(_requests(workload, clock, _recorded(workload, workload.trace, recording, clock))))
     if workload.arrival_iterations is not None and clock != "iterations":
         raise ScenarioError(f"arrival_iterations counts iterations, but clock is {clock!r}: give [workload.arrivals]")
     lengths = list(_lengths(workload))
     prompts, prefix = _random(workload, lengths) if workload.prompts is None else _texts(workload, tokenizer, lengths)
-    return tuple(_limited(_requests(workload, clock, zip(prompts, lengths, strict=True), prefix)))
+    count, times = workload.request_count, workload.arrival_iterations or repeat(0)
+    asked = _Asked(count, prompts, lengths, prefix, times, repeat(None, count))
+    return tuple(_limited(_requests(workload, clock, asked)))
 
 
-def _requests(
-    workload: Workload,
-    clock: WorkloadClock,
-    asked: Iterable[tuple[Sequence[int], tuple[int | None, int]]],
-    prefix: Prefixed,
-) -> Iterator[RequestSpec]:
-    """asked: own prompt and lengths of every request."""
-    enter, think = _entrance(workload, clock), _thinking(workload, clock)
+def needs_tokenizer(workload: Workload) -> bool:
+    """Whether prompts are texts, of which only an engine's tokenizer makes requests. Raises TraceError."""
+    return workload.prompts is not None or (workload.trace is not None and open_source(workload.trace).has_texts)
+
+
+def _requests(workload: Workload, clock: WorkloadClock, asked: _Asked) -> Iterator[RequestSpec]:
+    enter, think = _entrance(workload, clock, asked), _thinking(workload, clock)
     sampling = None
     if workload.temperature:
         sampling = Sampling(workload.temperature, workload.top_k, workload.top_p, workload.sampling_seed)
-    priorities = workload.priorities or repeat(0, workload.request_count)
+    priorities = workload.priorities or repeat(0, asked.count)
     before: RequestSpec | None = None
     ends: list[str] = []  # of every conversation so far, its last request
-    for number, (turn, (prompt, (_, output_tokens)), priority) in enumerate(
-        zip(_turns(workload), asked, priorities, strict=True)
+    for number, (turn, prompt, (_, output_tokens), priority, line) in enumerate(
+        zip(_turns(workload, asked.count), asked.prompts, asked.lengths, priorities, asked.lines, strict=True)
     ):
         after, history_tokens = None, 0
         if before is not None and turn:
@@ -63,8 +87,9 @@ def _requests(
         else:
             ends += [before.request_id] if before is not None else []
             arrival, after = enter(len(ends), ends)
-            prompt = prefix(len(ends), prompt)
-        before = RequestSpec(f"r{number}", prompt, output_tokens, arrival, sampling, priority, after, history_tokens)
+            prompt = asked.prefix(len(ends), prompt)
+        name = f"r{number}"
+        before = RequestSpec(name, prompt, output_tokens, arrival, sampling, priority, after, history_tokens, line)
         yield before
 
 
@@ -107,6 +132,53 @@ def _row(request: RequestSpec) -> str:
     return f"[{json.dumps(request.request_id)},[{listed}],{json.dumps(rest, separators=(',', ':'))[1:]}"
 
 
+# ---- traces ----------------------------------------------------------------------------------
+
+
+def _recorded(workload: Workload, source: TraceSource, recording: Recording, clock: WorkloadClock) -> _Asked:
+    """Rows as requests, each at its recorded time, whatever it followed then."""
+    if recording.trace.has_texts and workload.seed and not workload.draws:
+        raise ScenarioError(f"seed = {workload.seed} draws random prompts, but trace {source.path} has texts")
+    count = len(recording.lines)
+    try:
+        workload.require_busy_users(count)
+    except ValueError as error:
+        raise ScenarioError(f"workload.{error}") from None
+    times = _recorded_times(source, recording, clock) if workload.arrivals is None else repeat(0)
+    lengths = ((len(p), output) for p, output in zip(recording.prompts, recording.output_tokens, strict=True))
+    return _Asked(count, recording.prompts, lengths, lambda number, own: own, times, recording.lines)
+
+
+def _recorded_times(source: TraceSource, recording: Recording, clock: WorkloadClock) -> Iterator[int]:
+    """Arrivals on the clock: nanoseconds, rounded to the nearest, or iterations, rounded down."""
+    if recording.arrival_ns is None:
+        for name, idle in (("rate_scale", 1.0), ("iterations_per_s", None)):
+            if getattr(source, name) != idle:
+                raise ScenarioError(f"trace.{name} would do nothing: trace {source.path} has no times")
+        return repeat(0)
+    if clock != "iterations" and source.iterations_per_s is not None:
+        raise ScenarioError(f"trace.iterations_per_s would do nothing: clock is {clock!r}, and a trace is in seconds")
+    if clock == "iterations" and source.iterations_per_s is None and any(recording.arrival_ns):
+        raise ScenarioError(
+            f"trace {source.path} is in seconds, but clock is 'iterations': give trace.iterations_per_s, or "
+            f"[workload.arrivals], or clock = 'virtual'"
+        )
+    return _scaled_times(source, recording.arrival_ns, clock)
+
+
+def _scaled_times(source: TraceSource, arrival_ns: Iterable[int], clock: WorkloadClock) -> Iterator[int]:
+    """Exactly: a float stands for the decimal that it is written as."""
+    rate = 1 / Fraction(str(source.rate_scale))
+    if clock == "iterations":
+        rate *= Fraction(str(source.iterations_per_s or 0)) / NS
+    limit = MAX_TIME if clock == "iterations" else MAX_TIME * NS
+    for ns in arrival_ns:
+        time = ns * rate.numerator // rate.denominator if clock == "iterations" else half_up(ns * rate)
+        if time > limit:
+            raise ScenarioError(f"trace {source.path}: an arrival at {time}, later than {limit}")
+        yield time
+
+
 # ---- lengths ---------------------------------------------------------------------------------
 
 
@@ -135,12 +207,12 @@ def _lengths(workload: Workload) -> Iterator[tuple[int | None, int]]:
 # ---- arrivals --------------------------------------------------------------------------------
 
 
-def _turns(workload: Workload) -> Iterator[int]:
+def _turns(workload: Workload, count: int) -> Iterator[int]:
     """Of every request, which turn of its conversation it is, from 0; the last conversation may be cut short."""
     if workload.conversation is None:
-        yield from repeat(0, workload.request_count)
+        yield from repeat(0, count)
         return
-    left, turns_at = workload.request_count, length_quantile(workload.conversation.turns)
+    left, turns_at = count, length_quantile(workload.conversation.turns)
     draw = uniforms(f"batchbench turns {workload.seed}")
     while left:
         turns = min(turns_at(draw()), left)
@@ -148,15 +220,13 @@ def _turns(workload: Workload) -> Iterator[int]:
         left -= turns
 
 
-def _entrance(workload: Workload, clock: WorkloadClock) -> Entrance:
+def _entrance(workload: Workload, clock: WorkloadClock, asked: _Asked) -> Entrance:
     """When conversation n begins, from its number and the last request of every one before: (arrival, after)."""
     process, key = workload.arrivals, f"batchbench arrivals {workload.seed}"
     if isinstance(process, ClosedLoop):
         users, think = process.users, _delays(process.think, key, clock)
         return lambda number, ends: (0, None) if number < users else (think(), ends[number - users])
-    times: Iterator[int] = iter(workload.arrival_iterations or repeat(0))
-    if process is not None:
-        times = arrival_times(process, workload.request_count, key, clock)
+    times = iter(asked.times) if process is None else arrival_times(process, asked.count, key, clock)
     return lambda number, ends: (next(times), None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,10 +10,19 @@ from batchbench.arrivals import DRAWN, Arrivals, ClosedLoop
 from batchbench.arrivals import TAGS as PROCESS_TAGS
 from batchbench.distributions import TAGS as DIST_TAGS
 from batchbench.distributions import Delay, Length
-from batchbench.limits import MAX_PROMPT_TOKENS, FilePath, Frozen, Index, Requests, Tokens
+from batchbench.limits import MAX_PROMPT_TOKENS, MAX_TIME, FilePath, Frozen, Index, Rate, Requests, Tokens
 
 TAGS = DIST_TAGS | PROCESS_TAGS
 Lengths = tuple[tuple[int | None, int], ...]
+TraceFormat = Literal[
+    "azure", "burstgpt", "mooncake", "qwen-bailian", "vidur", "llmservingsim", "sharegpt", "vllm-custom", "vllm-timed",
+    "csv", "jsonl", "parquet",
+]  # fmt: skip
+Moment = Annotated[float, Field(ge=0, le=MAX_TIME, allow_inf_nan=False)]
+_SAID_BY_A_TRACE = (
+    "requests", "prompt_tokens", "output_tokens", "length_correlation", "lengths", "lengths_file",
+    "arrival_iterations", "prefix", "conversation", "priorities", "prompts",
+)  # fmt: skip
 
 
 class Prefix(Frozen):
@@ -43,8 +52,41 @@ class Conversation(Frozen):
     )
 
 
+class TraceSource(Frozen):
+    """A recorded trace whose rows are the requests. What chooses rows is in the trace's own tokens and seconds."""
+
+    path: FilePath = Field(description="Path of the trace, from the working folder (docs/traces.md).")
+    format: TraceFormat | None = Field(None, description="Its format; told by its content if left out.")
+    prefix_tokens: Tokens | None = Field(
+        None, description="Positions that a hash id stands for; the format's own if left out."
+    )
+    window_s: tuple[Moment, Moment] | None = Field(
+        None, description="Only rows from A to before B seconds after the trace's first arrival: `[A, B]`."
+    )
+    max_prompt_tokens: Tokens | None = Field(
+        None, description="Rows with a longer prompt are dropped; of the trace's tokens, before length_scale."
+    )
+    max_output_tokens: Tokens | None = Field(None, description="Rows with a longer output are dropped; likewise.")
+    max_requests: Requests | None = Field(None, description="Of the rows that are left, the first so many to arrive.")
+    rate_scale: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = Field(
+        1.0, description="How many times as fast as recorded requests arrive: times are divided by it."
+    )
+    length_scale: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
+        1.0, description="Shortens prompts and outputs: lengths times this, a half rounded up, at least 1."
+    )
+    iterations_per_s: Rate | None = Field(
+        None, description='Under `clock = "iterations"`: how many iterations a second of the trace is.'
+    )
+
+    @model_validator(mode="after")
+    def _a_window(self) -> TraceSource:
+        if self.window_s is not None and not self.window_s[0] < self.window_s[1]:
+            raise ValueError(f"window_s = [{self.window_s[0]:g}, {self.window_s[1]:g}] is empty")
+        return self
+
+
 class Workload(Frozen):
-    """Requests: `requests` whose lengths are equal or drawn, or a list of `lengths`; prompts random, or texts."""
+    """Requests: `requests` of equal or drawn lengths, a list of `lengths`, or a trace; prompts are random, or texts."""
 
     requests: Requests | None = Field(None, description="How many, of equal or drawn lengths; all turns counted.")
     prompt_tokens: Length | None = Field(
@@ -74,6 +116,9 @@ class Workload(Frozen):
     conversation: Conversation | None = Field(
         None, description="Requests are the turns of conversations, whose first turns the arrivals are of: a table."
     )
+    trace: TraceSource | None = Field(
+        None, description="A recorded trace instead of all these, arrivals apart: a table."
+    )
     priorities: tuple[Index, ...] | None = Field(
         None,
         description="Of each request, for the victim rule `priority`: the highest number gives way; all 0 if left out.",
@@ -95,6 +140,8 @@ class Workload(Frozen):
 
     @model_validator(mode="after")
     def _one_form(self) -> Workload:
+        if self.trace is not None:
+            return self._traced(self.trace)
         given = [name for name in ("requests", "prompt_tokens", "output_tokens") if getattr(self, name) is not None]
         if self.lengths is not None and given:
             raise ValueError(f"give either lengths or {', '.join(given)}, not both")
@@ -110,10 +157,19 @@ class Workload(Frozen):
             raise ValueError("lengths is empty: there are no requests")
         return self
 
+    def _traced(self, trace: TraceSource) -> Workload:
+        said = [name for name in _SAID_BY_A_TRACE if getattr(self, name) is not None]
+        if said:
+            raise ValueError(f"give either [workload.trace] or {', '.join(said)}, not both: a trace says it itself")
+        for name, idle in (("rate_scale", 1.0), ("iterations_per_s", None)):
+            if self.arrivals is not None and getattr(trace, name) != idle:
+                raise ValueError(f"trace.{name} would do nothing: [workload.arrivals] replaces the trace's times")
+        return self
+
     @model_validator(mode="after")
     def _nothing_idle(self) -> Workload:
         """No key that would do nothing."""
-        if self.prompts is not None and self.seed and not self._draws:
+        if self.prompts is not None and self.seed and not self.draws:
             raise ValueError(f"seed = {self.seed} draws random prompts, but prompts = {self.prompts!r}; leave one out")
         fixed = [name for name in ("prompt_tokens", "output_tokens") if _plain(getattr(self, name))]
         if self.length_correlation is not None and fixed:
@@ -141,17 +197,22 @@ class Workload(Frozen):
         for name in ("arrivals", "conversation"):
             if self.arrival_iterations is not None and getattr(self, name) is not None:
                 raise ValueError(f"give either arrival_iterations or [workload.{name}], not both")
-        users = self.arrivals.users if isinstance(self.arrivals, ClosedLoop) else 0
-        if users > self.request_count:
-            raise ValueError(f"arrivals.users is {users}, but there are only {self.request_count} requests")
+        if self.trace is None:  # else only its file says how many requests there are
+            self.require_busy_users(self.request_count)
         groups = (self.prefix.groups if self.prefix else None) or 0
         if groups > self.request_count:
             raise ValueError(f"prefix.groups is {groups}, but there are only {self.request_count} requests")
         return self
 
+    def require_busy_users(self, requests: int) -> None:
+        """Raise ValueError if some users of a closed loop would never send one."""
+        users = self.arrivals.users if isinstance(self.arrivals, ClosedLoop) else 0
+        if users > requests:
+            raise ValueError(f"arrivals.users is {users}, but there are only {requests} requests")
+
     @property
     def request_count(self) -> int:
-        """Requests, every turn of a conversation counted."""
+        """Requests, every turn of a conversation counted; 0 of a trace, which only its file tells."""
         return len(self.lengths) if self.lengths is not None else self.requests or 0
 
     @property
@@ -168,7 +229,7 @@ class Workload(Frozen):
         return ((self.prompt_tokens, self.output_tokens),) * self.request_count
 
     @property
-    def _draws(self) -> bool:
+    def draws(self) -> bool:
         """Whether `seed` decides anything but random prompts."""
         if self.lengths_file is not None or isinstance(self.arrivals, DRAWN):
             return True

@@ -17,9 +17,9 @@ from batchbench.cli import app
 from batchbench.distributions import DELAYS, LENGTHS
 from batchbench.present import sweep_sheet
 from batchbench.results import load_result
-from batchbench.scenario import EngineSettings, Run, Scenario, Sweep
+from batchbench.scenario import EngineSettings, Objectives, Run, Scenario, Sweep, Virtual
 from batchbench.schema import ABOUT, TABLES
-from batchbench.workload_schema import Conversation, Prefix, Workload
+from batchbench.workload_schema import Conversation, Prefix, TraceSource, Workload
 
 DOCS = Path(__file__).parent
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -53,11 +53,14 @@ def scenario_keys() -> str:
     lines = ["| key | default | meaning |", "| --- | --- | --- |"]
     sections: tuple[tuple[str, type[BaseModel]], ...] = (
         ("", Scenario),
+        ("virtual.", Virtual),
+        ("slo.", Objectives),
         ("run.", Run),
         ("engine.", EngineSettings),
         ("workload.", Workload),
         ("workload.prefix.", Prefix),
         ("workload.conversation.", Conversation),
+        ("workload.trace.", TraceSource),
         ("sweep.", Sweep),
     )
     for prefix, model in sections:

@@ -230,11 +230,16 @@ class Scheduler(Motions):
             )
         needed = smallest_pool(config, prompt_tokens, output_tokens)
         if needed > config.pool_blocks:
-            raise RequestRefused(
-                f"request {request_id!r}: {prompt_tokens} prompt + {output_tokens} output tokens need "
-                f"{needed} blocks of {config.block_size}, the pool has {config.pool_blocks}; "
-                f"the smallest pool that holds it is {needed} blocks"
-            )
+            pool = f"the pool of {config.pool_blocks} blocks of {config.block_size}"
+            prompt = config.blocks_for(prompt_tokens)
+            rest = f"its {output_tokens} output tokens"
+            if config.max_tokens is not None:
+                rest = f"the {config.max_tokens} positions that max_tokens reserves"
+            if prompt > config.pool_blocks:
+                why = f"its prompt of {prompt_tokens} tokens alone needs {prompt}, more than {pool}; with {rest} "
+            else:
+                why = f"its prompt of {prompt_tokens} tokens fits {pool}, but with {rest} it needs {needed}; "
+            raise RequestRefused(f"request {request_id!r}: {why}the smallest pool that holds it is {needed} blocks")
 
     def _known(self, request_id: str) -> Request:
         try:

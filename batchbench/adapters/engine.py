@@ -82,8 +82,14 @@ class EngineAdapter:
 
     def check(self, request: RequestSpec) -> None:
         prompt = Joined([Repeated(0, request.history_tokens), request.prompt])
-        with translated():
-            self.engine.check(request.request_id, prompt, request.output_tokens)
+        try:
+            with translated():
+                self.engine.check(request.request_id, prompt, request.output_tokens)
+        except RequestRefused as refused:
+            if request.line is None:
+                raise
+            name = f"request {request.request_id!r}"  # which the engine does not know by its line
+            raise RequestRefused(str(refused).replace(name, f"{name} (trace line {request.line})", 1)) from refused
 
     def advance(self, until: Until) -> IterationBatch | None:
         with translated():

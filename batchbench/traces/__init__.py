@@ -39,6 +39,11 @@ class Trace:
         """Whether its rows have an arrival; if not, none has one."""
         return self._columns.arrival is not None
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether its rows are texts, whose lengths only a tokenizer tells."""
+        return self._known.kind != "counts"
+
     def rows(self) -> Iterator[TraceRow]:
         """Every row that can be used, in file order; from the start again, with new books, at each call.
 

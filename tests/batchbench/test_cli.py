@@ -418,7 +418,7 @@ def test_bad_pools(here, pools, message):
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
 def test_a_pool_too_small_for_one_request(here, dry_run):
     path = scenario(here, ("16, 12, 8]", "16, 12, 6]"))
-    message = "request 'r0': 5 prompt + 24 output tokens need 7 blocks of 4, the pool has 6"
+    message = "'r0': its prompt of 5 tokens fits the pool of 6 blocks of 4, but with its 24 output tokens it needs 7; "
     assert_refused(invoke("sweep", path, *dry_run), here, message)
 
 
@@ -632,7 +632,7 @@ def test_a_failing_engine_exits_with_1_and_debug_brings_the_traceback(here, monk
 
 
 def test_a_bug_of_ours_is_one_line_too(here, monkeypatch):
-    monkeypatch.setattr("batchbench.sweep_command.build_requests", lambda workload, tokenizer, clock: 1 / 0)
+    monkeypatch.setattr("batchbench.prepare.build_requests", lambda *_: 1 / 0)
     done = invoke("sweep", str(DAY34))
     assert done.exit_code == 1
     assert done.stderr == "internal error: ZeroDivisionError: division by zero (--debug shows where)\n"
