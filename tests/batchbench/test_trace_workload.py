@@ -14,10 +14,10 @@ from typing import get_args
 import pytest
 
 from batchbench import engine_factory, engine_tokenizer, load_scenario
-from batchbench.cli import pacing_of
 from batchbench.driver import run_workload
 from batchbench.errors import ScenarioError, TraceError, UsageError
 from batchbench.ledger import LEDGER
+from batchbench.prepare import pacing_of
 from batchbench.protocol import Point
 from batchbench.recording import half_up, read_recording
 from batchbench.results import load_result
@@ -215,7 +215,7 @@ def test_a_prefix_cache_finds_exactly_what_the_ids_share(tmp_path):
         return outcome
 
     engine.step = watched
-    run_workload(engine, [replace(r, arrival=100 * n) for n, r in enumerate(requests)], skips=False)
+    run_workload(engine, [replace(r, arrival=100 * n) for n, r in enumerate(requests)], batches=False)
     # r3 repeats r0, of which at least the last position is computed; r4 is a single chunk, so its second block is.
     assert [a.shared_tokens for a in seen] == [0, 16, 8, 16, 4]
 
