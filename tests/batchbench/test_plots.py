@@ -10,7 +10,7 @@ import pytest
 from matplotlib.image import imread
 
 from batchbench import plots
-from batchbench.results import load_result
+from batchbench.results import Result, load_result
 from tests.batchbench.scripted import it, request, result_of
 from tests.batchbench.test_tables import day34  # noqa: F401  # the fixture
 
@@ -56,7 +56,7 @@ def test_pool_sweep_names_the_pool_that_evicts_more_and_recomputes_less(result):
 
 @pytest.mark.parametrize(("numerics", "marked"), [("fast", True), ("exact", False)])
 def test_figures_say_when_numerics_is_fast(result, numerics, marked):
-    result = plots.Result({**result.run, "engine": {"slots": 6, "numerics": numerics}}, result.arrow)
+    result = Result({**result.run, "engine": {"slots": 6, "numerics": numerics}}, result.files)
     for figure in (plots.pool_sweep(result), plots.staircase(result), plots.slot_timeline(result, 4),
                    plots.rows_against_positions(result, 4)):  # fmt: skip
         assert ("day34 (fast numerics): " in texts(figure)) == marked
