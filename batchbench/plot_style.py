@@ -88,7 +88,7 @@ def thousands(value: float, _: int) -> str:
 
 def count_axis(axis: Any, ticks: int = 6) -> None:
     """Whole numbers, few enough not to touch."""
-    axis.set_major_locator(MaxNLocator(ticks, integer=True))
+    axis.set_major_locator(MaxNLocator(ticks, integer=True, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(FuncFormatter(thousands))
 
 
@@ -130,7 +130,7 @@ def bars(axes: Axes, y: Values, left: Values, width: Values, height: float, **st
     """Horizontal bars, quickly: one artist for all of them."""
     low, high, right = y - height / 2, y + height / 2, left + width
     corners = np.stack([left, low, right, low, right, high, left, high], axis=-1).reshape(-1, 4, 2)
-    axes.add_collection(PolyCollection(corners, **style))
+    axes.add_collection(PolyCollection(list(corners), **style))
 
 
 def draw_state(axes: Axes, start: Values, values: Values, end: float, pixels: int, look: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from batchbench.bands import bin_edges, medians, sums
 from batchbench.plot_style import (
@@ -19,6 +20,7 @@ from batchbench.plot_style import (
     lowest,
     panel_title,
     panels,
+    thousands,
     title,
 )
 from batchbench.results import Result
@@ -93,6 +95,7 @@ def _stretches_of_requests(result: Result) -> Figure:
     for latency, evictions in cells:
         latency.set_ylim(low / 1.2, high * 1.2)
         evictions.set_ylim(0, 1.1 * most)
+        latency.yaxis.set_major_formatter(FuncFormatter(thousands))
         latency.set_ylabel("latency\n[iterations]")
         evictions.set_ylabel("evictions\nper request")
     cells[0, 0].set_xlim(0, count)

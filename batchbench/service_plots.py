@@ -22,12 +22,13 @@ _METRICS = {
     "itl": "Between two tokens",
     "e2e": "From arrival to last token",
 }
+_LIMIT = "#D55E00"  # thick and without markers, so that it is told apart in grey too
 _OBJECTIVES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 _MARKS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("p50", {"marker": "o", "linestyle": "-", "color": DARK}),
-    ("p90", {"marker": "s", "linestyle": "--", "color": MID}),
-    ("p99", {"marker": "^", "linestyle": "-.", "color": "0.2"}),
-    ("max", {"marker": "x", "linestyle": ":", "color": ALERT}),
+    ("p50", {"marker": "o", "markersize": 10, "linestyle": "-", "color": DARK}),
+    ("p90", {"marker": "s", "markersize": 8, "linestyle": "--", "color": MID}),
+    ("p99", {"marker": "^", "markersize": 6, "linestyle": "-.", "color": "0.2"}),
+    ("max", {"marker": "x", "markersize": 5, "linestyle": ":", "color": ALERT}),
 )
 _ADDED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("queued", "waiting for the first admission", {"facecolor": LIGHT, "hatch": ""}),
@@ -54,12 +55,13 @@ def service(result: Result) -> Figure:
         _log_axis(axes, values, "y" if over_pools else "x", unit)
         if unit == "s" and metric in objectives:
             draw = axes.axhline if over_pools else axes.axvline
-            draw(objectives[metric], color=ALERT, linewidth=1.6, linestyle=(0, (1, 1)), label="objective of [slo]")
+            draw(objectives[metric], color=_LIMIT, linewidth=2.2, label="objective of [slo]")
     labels: dict[str, Any] = {}
     for axes in figure.axes:
         labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=6)
-    figure.suptitle(f"{title(result)}: how long callers wait; percentiles of all requests, and of all gaps")
+    kept = _kept_by_pool(result) if over_pools else ""
+    figure.suptitle(f"{title(result)}: how long callers wait; percentiles of all requests, and of all gaps{kept}")
     return figure
 
 
@@ -76,6 +78,13 @@ def _kept(pool: Any) -> str:
     return "" if pd.isna(pool.goodput_fraction) else f"{100 * pool.goodput_fraction:.3g}%"
 
 
+def _kept_by_pool(result: Result) -> str:
+    pools = records(result.tables["pools"].sort_values("pool_blocks"))
+    shares = [f"{pool.pool_blocks}: {_kept(pool)}" for pool in pools if _kept(pool)]
+    more = f" and {len(shares) - 8} pools more" if len(shares) > 8 else ""
+    return f"\nrequests within every objective of [slo], by pool: {', '.join(shares[:8])}{more}" if shares else ""
+
+
 def _over_pools(result: Result, rows: pd.DataFrame, shown: list[str]) -> Figure:
     pools = result.tables["pools"].sort_values("pool_blocks")
     figure = Figure(figsize=(max(9.9, 3.2 * len(shown)), 4.2), layout="constrained")
@@ -85,10 +94,6 @@ def _over_pools(result: Result, rows: pd.DataFrame, shown: list[str]) -> Figure:
             axes.plot(mine["pool_blocks"], mine[column], markerfacecolor="none", label=column, **look)
         pool_axis(axes, pools["pool_blocks"].to_numpy())
         axes.set_xlabel("pool [blocks]")
-    kept = [f"{pool.pool_blocks}: {_kept(pool)}" for pool in records(pools) if _kept(pool)]
-    if kept:
-        shown_kept = ", ".join(kept[:8]) + (f", and {len(kept) - 8} more" if len(kept) > 8 else "")
-        figure.supxlabel(f"requests within every objective of [slo], by pool: {shown_kept}", fontsize=9)
     return figure
 
 
@@ -108,7 +113,7 @@ def _side_by_side(result: Result, rows: pd.DataFrame, shown: list[str]) -> Figur
         axes.hlines(mine["point"], mine["p50"], mine["max"], color="0.6", linewidth=1)
         for column, look in _MARKS:
             style = look | {"linestyle": ""}
-            axes.plot(mine[column], mine["point"], markerfacecolor="none", label=column, markersize=5, **style)
+            axes.plot(mine[column], mine["point"], markerfacecolor="none", label=column, **style)
         axes.set_yticks(range(len(labels)), labels, fontsize=8 if room > 0.2 else 6)
         axes.set_ylim(len(labels) - 0.4, -0.6)
     return figure
@@ -147,10 +152,11 @@ def victims(result: Result) -> Figure:
     right, left = np.zeros(len(labels)), np.zeros(len(labels))
     for part, _, look in _ADDED:
         value = np.nan_to_num(pools[f"victims_{part}_iterations"].to_numpy(dtype=float))
-        axes.barh(y, value, left=np.where(value < 0, left, right), height=0.66, edgecolor="0.1", linewidth=0.6, **look)
+        drawn = np.where(value == 0, np.nan, value)
+        axes.barh(y, drawn, left=np.where(value < 0, left, right), height=0.66, edgecolor="0.1", linewidth=0.6, **look)
         right, left = right + np.maximum(value, 0), left + np.minimum(value, 0)
     extra = pools["victims_extra_iterations"].to_numpy(dtype=float)
-    axes.plot(extra, y, "D", color=ALERT, markerfacecolor="white", markersize=5, clip_on=False)
+    axes.plot(extra, y, "D", color=ALERT, markerfacecolor="white", markersize=5, clip_on=False, label="all together")
     _say_extra(axes, pools, extra, right)
     span = max(right.max() - left.min(), 1e-9)
     axes.set_xlim(left.min() - 0.03 * span if left.min() < 0 else 0, right.max() + 0.22 * span)
@@ -161,7 +167,6 @@ def victims(result: Result) -> Figure:
     axes.set_xlabel("mean over the victims of a point [iterations]; left of 0: less than in the reference pool")
     handles: list[Any] = [Patch(edgecolor="0.1", label=label, **look) for _, label, look in _ADDED]
     figure.legend(handles=[*handles, *axes.lines[:1]], loc="outside lower center", ncols=5)
-    axes.lines[0].set_label("all together")
     figure.suptitle(f"{title(result)}: what the evicted requests' extra latency is made of")
     return figure
 

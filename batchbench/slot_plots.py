@@ -111,13 +111,13 @@ def _slots_in_use(result: Result, point: int, stays: Stays) -> Figure:
     below.stairs(sums(stays.start, None, edges) * scale, edges, color="0.3", linewidth=0.6)
     evicted = stays.end[stays.evicted]
     below.stairs(sums(evicted, None, edges) * scale, edges, fill=True, color=ALERT, label="evictions")
-    below.set(ylabel="per 1000 iterations", xlabel="iteration", xlim=(0, end), ylim=(0, None))
+    below.set(ylabel="per 1000 iterations", xlabel="iteration", xlim=(0, end))
+    below.set_ylim(0, 1.35 * below.dataLim.ymax)  # room for the legend
     below.legend(loc="upper left", ncols=2)
-    below.margins(y=0.25)
     count_axis(below.xaxis, 10)
     drawn = "band: least to greatest, line: mean" if banded else "line: as it was"
     figure.suptitle(
-        f"{title(result)}: slots over time, {point_name(result, point)}\n"
-        f"{len(stays):,} stays are too many to draw each: {drawn}; dashed: the {slots} there are; below: in stretches of {end / _STRETCHES:,.3g} iterations"
+        f"{title(result)}: slots over time, {point_name(result, point)}. {len(stays):,} stays are too many to draw\n"
+        f"each. {drawn}; dashed: the {slots} there are; below: in stretches of {end / _STRETCHES:,.0f} iterations"
     )
     return figure

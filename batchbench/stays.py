@@ -71,12 +71,15 @@ def _first(request: Ints, start: Ints, end: Ints, prefilled: Ints, at: Ints) -> 
     horizon = int(end.max()) + 1  # request and iteration make one number
     prefills = np.append(np.sort(prefilled * horizon + at), -1)  # the last stands for none
     found = prefills[np.searchsorted(prefills[:-1], request * horizon + end) - 1]
-    return np.maximum(found - (request * horizon + start), 0) + 1
+    first: Ints = np.maximum(found - (request * horizon + start), 0) + 1
+    return first
 
 
 def _keys(frame: pd.DataFrame, names: pd.Index[str]) -> tuple[Ints, Ints]:
     """Of each row, the request's place and the iteration."""
-    return names.get_indexer(frame["request_id"]).astype(np.int64), frame["iteration"].to_numpy(dtype=np.int64)
+    return names.get_indexer(pd.Index(frame["request_id"])).astype(np.int64), frame["iteration"].to_numpy(
+        dtype=np.int64
+    )
 
 
 def _nth(request: Ints) -> list[int]:

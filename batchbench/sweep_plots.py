@@ -67,11 +67,11 @@ def pool_sweep_by_choice(result: Result) -> Figure:
     pools = result.tables["pools"].sort_values("pool_blocks")
     figure = Figure(figsize=(8.6, 6.6), layout="constrained")
     grid = figure.subplots(2, 2, sharex=True)
-    for axes, (column, title, unit, scale) in zip(grid.flat, _COMPARED, strict=True):
+    for axes, (column, name, unit, scale) in zip(grid.flat, _COMPARED, strict=True):
         for label, line in zip(pools["choices"].unique(), LINES, strict=False):
             mine = pools[pools["choices"] == label]
             axes.plot(mine["pool_blocks"], scale * mine[column], clip_on=False, label=choice_name(label), **line)
-        axes.set(title=title, ylabel=unit, ylim=(0, None))
+        axes.set(title=name, ylabel=unit, ylim=(0, None))
         if axes.dataLim.ymax <= 0:
             axes.set_ylim(0, 1)
     sizes = np.unique(pools["pool_blocks"].to_numpy())
@@ -95,11 +95,11 @@ def compare_choices(result: Result) -> Figure:
     y, room = np.arange(len(labels)), 0.27 if len(labels) <= 60 else 0.17  # inches a bar
     figure = Figure(figsize=(9.5 + 0.075 * max(map(len, labels)), 1.4 + room * len(labels)), layout="constrained")
     compared = (*_COMPARED, ("engine_s", "Time", "in the engine, measured [s]", 1))
-    for axes, (column, title, unit, scale) in zip(figure.subplots(1, 5, sharey=True), compared, strict=True):
+    for axes, (column, name, unit, scale) in zip(figure.subplots(1, 5, sharey=True), compared, strict=True):
         values = scale * pools[column].to_numpy(dtype=float)
         bars = axes.barh(y, np.nan_to_num(values), color=LIGHT, edgecolor="0.2", height=0.7)
         axes.bar_label(bars, ["-" if np.isnan(v) else f"{v:.3g}" for v in values], fontsize=7, padding=2)
-        axes.settitle(title)
+        axes.set_title(name)
         axes.set_xlabel(unit.replace(" that ", "\nthat ").replace(" [", "\n["))
         axes.set_xlim(0, 1.25 * max(np.nanmax(values, initial=0), 1e-9))
         axes.grid(axis="y", visible=False)
