@@ -92,23 +92,45 @@ def count_axis(axis: Any, ticks: int = 6) -> None:
     axis.set_major_formatter(FuncFormatter(thousands))
 
 
-def panels(count: int, height: float, ratios: Sequence[float] = (1,), *, sharey: bool = False) -> tuple[Figure, Any]:
-    """A cell per point, each with an axes per ratio above one another, all with one x axis: [cell, axes].
+def panels(
+    result: Result, height: float, ratios: Sequence[float] = (1,), *, sharey: bool = False
+) -> tuple[Figure, Any]:
+    """A titled cell per point, each with an axes per ratio above one another, all with one x axis: [cell, axes].
 
-    height: of a cell, in inches. More columns for more cells.
+    height: of a cell's axes, in inches. More columns for more cells. Laid out by hand: automatic layout takes minutes
+    for a hundred cells.
     """
-    columns = _columns(count)
-    rows, parts = -(-count // columns), len(ratios)
-    figure = Figure(figsize=(max(9.9, 2.7 * columns), height * rows + 0.8), layout="constrained")
-    grid = figure.subplots(
-        rows * parts, columns, sharex=True, sharey=sharey, squeeze=False, height_ratios=[*ratios] * rows
-    )
-    cells = grid.reshape(rows, parts, columns).transpose(0, 2, 1).reshape(-1, parts)
-    for axes in cells[count:].flat:
-        axes.set_visible(False)
-    for axes in cells[:count, -1]:
-        axes.tick_params(labelbottom=True)
-    return figure, cells[:count]
+    names = [point_name(result, point) for point in result.tables["pools"]["point"]]
+    columns = _columns(len(names))
+    rows = -(-len(names) // columns)
+    above, below = 0.12 + 0.16 * max(len(_wrapped(name)) for name in names), 0.5  # of each cell: title, ticks and label
+    left, between, width = 0.8, 0.25 if sharey else 0.8, max(9.9, 2.7 * columns)
+    whole = rows * (height + above + below) + 0.55
+    figure = Figure(figsize=(width, whole))
+    each = (width - left - 0.2 - between * (columns - 1)) / columns
+    outer = figure.add_gridspec(
+        rows, columns, left=left / width, right=1 - 0.2 / width, bottom=below / whole, top=1 - (0.55 + above) / whole,
+        wspace=between / each, hspace=(above + below) / height,
+    )  # fmt: skip
+    cells = np.empty((len(names), len(ratios)), dtype=object)
+    for place, name in enumerate(names):
+        inner = outer[place // columns, place % columns].subgridspec(len(ratios), 1, height_ratios=ratios, hspace=0.18)
+        for part in range(len(ratios)):
+            like = cells[0, 0]
+            axes = figure.add_subplot(inner[part], sharex=like, sharey=like if sharey else None)
+            axes.tick_params(labelbottom=part == len(ratios) - 1, labelleft=not sharey or place % columns == 0)
+            cells[place, part] = axes
+        cells[place, 0].set_title("\n".join(_wrapped(name)), fontsize=10 if len(name) < 30 else 8)
+    return figure, cells
+
+
+def head(figure: Figure, text: str) -> None:
+    """The title of panels."""
+    figure.suptitle(text, y=1 - 0.08 / figure.get_figheight(), va="top")
+
+
+def _wrapped(name: str) -> list[str]:
+    return textwrap.wrap(name, 44)
 
 
 def lowest(cells: Any) -> Any:
@@ -118,12 +140,6 @@ def lowest(cells: Any) -> Any:
 
 def _columns(count: int) -> int:
     return min(count, 3 if count <= 12 else 4 if count <= 24 else 6)
-
-
-def panel_title(axes: Axes, result: Result, point: int) -> None:
-    name = point_name(result, point)
-    lines = textwrap.wrap(name, 44)
-    axes.set_title("\n".join(lines), fontsize=10 if len(name) < 30 else 8 if len(lines) < 3 else 7)
 
 
 def bars(axes: Axes, y: Values, left: Values, width: Values, height: float, **style: Any) -> None:

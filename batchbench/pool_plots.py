@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from batchbench.bands import Values
-from batchbench.plot_style import ALERT, DARK, MID, count_axis, draw_state, lowest, panel_title, panels, title
+from batchbench.plot_style import ALERT, DARK, MID, count_axis, draw_state, head, lowest, panels, title
 from batchbench.results import Result
 
 _LOOKS: tuple[dict[str, Any], ...] = (
@@ -28,7 +28,7 @@ def says_pool_use(result: Result) -> bool:
 def pool_use(result: Result) -> Figure:
     """A cell per point: blocks in use, and below them who runs and who waits, as each iteration left them."""
     pools = result.tables["pools"]
-    figure, cells = panels(len(pools), 3.9, (1.8, 1, 1))
+    figure, cells = panels(result, 3.2, (1.8, 1, 1))
     pixels = int(110 * figure.get_figwidth() / min(len(pools), 3))
     seconds = in_seconds(result)
     ends: list[float] = []
@@ -40,8 +40,8 @@ def pool_use(result: Result) -> Figure:
     count_axis(cells[0, 0].xaxis)
     for axes in lowest(cells):
         axes.set_xlabel("time [s]" if seconds else "iteration")
-    note = "\nmore iterations than pixels: band: least to greatest, line: mean" if banded else ""
-    figure.suptitle(f"{title(result)}: the pool (dotted: all of it) over time, as each iteration left it{note}")
+    note = "\nwhere there are more iterations than pixels, band: least to greatest, line: mean" if banded else ""
+    head(figure, f"{title(result)}: the pool (dotted: all of it) over time, as each iteration left it{note}")
     return figure
 
 
@@ -54,7 +54,6 @@ def _cell(cell: Any, result: Result, point: int, pixels: int, seconds: bool) -> 
     """Returns where its time ends, and whether it was drawn in bands."""
     frame = result.point("iterations", point, _COLUMNS)
     blocks = int(result.tables["pools"]["pool_blocks"].iloc[point])
-    panel_title(cell[0], result, point)
     cell[0].axhline(blocks, color=ALERT, linestyle=":", linewidth=1)
     start: Values = begin_s(result, point, frame) if seconds else frame["iteration"].to_numpy()
     end = float(start[-1] + (frame["step_s"].iloc[-1] if seconds else 1))

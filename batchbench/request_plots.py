@@ -17,8 +17,8 @@ from batchbench.plot_style import (
     MID,
     bars,
     count_axis,
+    head,
     lowest,
-    panel_title,
     panels,
     thousands,
     title,
@@ -41,17 +41,17 @@ def staircase(result: Result) -> Figure:
 def _each_request(result: Result) -> Figure:
     points = list(result.tables["pools"]["point"])
     names = list(result.point("requests", 0, ["request_id"])["request_id"])
-    figure, cells = panels(len(points), min(4.5, 1.1 + 0.22 * len(names)), sharey=True)
+    figure, cells = panels(result, min(4.2, 0.6 + 0.22 * len(names)), sharey=True)
     ends = [_staircase_panel(axes, result, point, names) for axes, point in zip(cells[:, 0], points, strict=True)]
     cells[0, 0].set_xlim(0, 1.1 * max(ends))
     count_axis(cells[0, 0].xaxis)
     for axes in lowest(cells):
         axes.set_xlabel("iteration")
-    for axes in {axes.get_subplotspec().rowspan.start: axes for axes in cells[::-1, 0]}.values():  # the leftmost
-        axes.set_ylabel("request")
+    for axes in cells[:, 0]:
+        axes.set_ylabel("request" if axes.yaxis.get_tick_params()["labelleft"] else "")
     number = "; number: latency in iterations" if len(names) <= NAMED_REQUESTS else ""
     mark = "▼" if max(result.tables["pools"]["preemptions"].fillna(0)) <= _MARKED_EVICTIONS else "black tick:"
-    figure.suptitle(f"{title(result)}: arrival to last token (filled: in a slot; {mark} evicted{number})")
+    head(figure, f"{title(result)}: arrival to last token (filled: in a slot; {mark} evicted{number})")
     return figure
 
 
@@ -59,7 +59,7 @@ def _staircase_panel(axes: Axes, result: Result, point: int, names: list[str]) -
     """Returns the end of its last request."""
     requests = result.point("requests", point, ["arrival_iteration", "latency_iterations"])
     arrival, latency = requests["arrival_iteration"].to_numpy(), requests["latency_iterations"].to_numpy()
-    edge = 0.6 if len(names) <= NAMED_REQUESTS else 0.15
+    edge = 0.6 if len(names) <= NAMED_REQUESTS else 0.35
     line = {"edgecolor": "0.3", "linewidth": edge}
     bars(axes, np.arange(len(names)), arrival, latency, 0.62, facecolor="white", **line)
     if stays := stays_of(result, point):
@@ -78,7 +78,6 @@ def _staircase_panel(axes: Axes, result: Result, point: int, names: list[str]) -
         axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-    panel_title(axes, result, point)
     return int((arrival + latency).max())
 
 
@@ -87,7 +86,7 @@ def _stretches_of_requests(result: Result) -> Figure:
     pools = result.tables["pools"]
     count = int(pools["requests"].iloc[0])
     edges = bin_edges(0, count, _STRETCHES, whole=True)
-    figure, cells = panels(len(pools), 3.1, (2.2, 1))
+    figure, cells = panels(result, 2.6, (2.2, 1))
     for (latency, evictions), point in zip(cells, pools["point"], strict=True):
         _latency_panel(latency, evictions, result, point, edges)
     low, high = min(c.dataLim.ymin for c in cells[:, 0]), max(c.dataLim.ymax for c in cells[:, 0])
@@ -102,9 +101,10 @@ def _stretches_of_requests(result: Result) -> Figure:
     count_axis(cells[0, 0].xaxis)
     for axes in lowest(cells):
         axes.set_xlabel("requests, in order of arrival")
-    figure.suptitle(
+    head(
+        figure,
         f"{title(result)}: latency by order of arrival. {count:,} requests are too many to draw each:\n"
-        f"of every stretch of {count / _STRETCHES:.3g}, band: least to greatest, line: median; below: mean evictions"
+        f"of every stretch of about {count / _STRETCHES:.0f}: band: least to greatest, line: median; below: evictions",
     )
     return figure
 
@@ -119,7 +119,6 @@ def _latency_panel(axes: Axes, below: Axes, result: Result, point: int, edges: A
     )
     axes.stairs(medians(latency, edges), edges, baseline=None, color=ALERT, linewidth=1.1)
     axes.set_yscale("log")
-    panel_title(axes, result, point)
     if requests["preemptions"].isna().any():
         below.text(0.5, 0.5, "evictions are not reported", ha="center", va="center", transform=below.transAxes)
         return

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
-from batchbench.plot_style import LIGHT, MID, point_name, records, title
+from batchbench.plot_style import LIGHT, MID, point_name, records, thousands, title
 from batchbench.results import Result
 from batchbench.units import show_blocks
 
@@ -25,23 +26,24 @@ def rows_against_positions(result: Result, point: int) -> Figure:
     _one_iteration(one, result, point)
 
     bars = rows.bar(labels, pools["issued_tokens"], color=LIGHT, edgecolor="0.2")
-    rows.bar_label(bars, **label)
+    rows.bar_label(bars, [f"{total:,}" for total in pools["issued_tokens"]], **label)
     rows.set(title="whole runs, counted in rows", xlabel=axis, ylabel="rows")
     rebuilt = pools["rebuilt_tokens"]
     if rebuilt.isna().any():  # unreported is not zero: no split
         bars = positions.bar(labels, pools["forward_tokens"], color=LIGHT, edgecolor="0.2")
-        positions.bar_label(bars, **label)
+        positions.bar_label(bars, [f"{total:,}" for total in pools["forward_tokens"]], **label)
     else:
         first_time = pools["forward_tokens"] - rebuilt
         positions.bar(labels, first_time, color=LIGHT, edgecolor="0.2", label="for the first time")
         bars = positions.bar(labels, rebuilt, bottom=first_time, color=MID, edgecolor="0.1", hatch="////",
                              label="K/V that had existed")  # fmt: skip
-        positions.bar_label(bars, labels=[str(total) for total in pools["forward_tokens"]], **label)
+        positions.bar_label(bars, labels=[f"{total:,}" for total in pools["forward_tokens"]], **label)
         positions.legend(loc="upper left", fontsize=8)
     positions.set(title="the same, counted in positions", xlabel=axis, ylabel="positions")
     for axes in (rows, positions):
         axes.set_ylim(0, 1.35 * pools["forward_tokens"].max())
         axes.grid(axis="x", visible=False)
+        axes.yaxis.set_major_formatter(FuncFormatter(thousands))
         axes.tick_params(axis="x", rotation=90 if len(labels) > 12 else 0)
     figure.suptitle(f"{title(result)}: rows against positions")
     return figure
@@ -71,7 +73,7 @@ def _one_iteration(axes: Axes, result: Result, point: int) -> None:
     ):
         bars = axes.bar(names, values, bottom=bottom, color=colour, hatch=hatch, edgecolor="0.1", label=label)
     # Above the bars: a count of three beside one of a hundred leaves no room inside.
-    axes.bar_label(bars, [f"{other[n]:.0f} + {resume[n]:.0f}" for n in range(2)], fontsize=8, padding=2)
+    axes.bar_label(bars, [f"{other[n]:,.0f} + {resume[n]:,.0f}" for n in range(2)], fontsize=8, padding=2)
     axes.set(
         title=f"iteration {chosen.iteration}, {show_blocks(int(result.tables['pools']['pool_blocks'].iloc[point]))}",
         ylabel="count",

@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from batchbench.bands import bin_edges, sums
-from batchbench.plot_style import ALERT, DARK, LIGHT, MID, bars, count_axis, draw_state, panels, point_name, title
+from batchbench.plot_style import ALERT, DARK, LIGHT, MID, bars, count_axis, draw_state, point_name, title
 from batchbench.results import Result
 from batchbench.stays import PREFILL, RESUME, SWAPPED, Stays, stays_of
 
 DRAWN_STAYS = 1200  # more than these would be slivers
-_MARKED_EVICTIONS = 80
 _PIXELS = 1200  # of the summary's width
 _STRETCHES = 240
 _LOOKS = {
@@ -51,7 +50,7 @@ def _each_stay(result: Result, point: int, stays: Stays) -> Figure:
         chosen = stays.begins == look
         bars(axes, stays.slot[chosen], stays.start[chosen], first[chosen], 0.7,
              facecolor=colour, hatch=hatch, edgecolor="0.1", linewidth=0.6)  # fmt: skip
-    few = stays.evicted.sum() <= _MARKED_EVICTIONS
+    few = not _crowded(stays, 0.01 * end)
     x, y = stays.end[stays.evicted], stays.slot[stays.evicted]
     if few:
         axes.plot(x, y, "X", color=ALERT, markersize=6, clip_on=False)
@@ -66,6 +65,13 @@ def _each_stay(result: Result, point: int, stays: Stays) -> Figure:
     unused = f" ({slots - used} of {slots} slots never used)" if used < slots else ""
     axes.set_title(f"{title(result)}: slots over time, {point_name(result, point)}{unused}", wrap=True)
     return figure
+
+
+def _crowded(stays: Stays, apart: float) -> bool:
+    """Whether two evictions from one slot are so near that their marks would overlap."""
+    slot, at = stays.slot[stays.evicted], stays.end[stays.evicted]
+    order = np.lexsort((at, slot))
+    return bool(((np.diff(at[order]) < apart) & (np.diff(slot[order]) == 0)).any())
 
 
 def _name(axes: Axes, names: list[str], stays: Stays, first: Any, end: int) -> None:
@@ -98,7 +104,8 @@ def _legend(figure: Figure, stays: Stays, mark: str) -> None:
 def _slots_in_use(result: Result, point: int, stays: Stays) -> Figure:
     """Slots in use as bands; admissions and evictions per stretch of iterations."""
     slots, end = int(result.tables["pools"]["slots"].iloc[point]), int(stays.held.max())
-    figure, ((above, below),) = panels(1, 4.4, (1.6, 1))
+    figure = Figure(figsize=(9.9, 5.2), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.6, 1))
     at, change = np.unique(np.concatenate([stays.start, stays.held]), return_inverse=True)
     ones = np.ones(len(stays), dtype=np.int64)
     in_use = np.cumsum(np.bincount(change, np.concatenate([ones, -ones]))).round().astype(np.int64)
@@ -115,9 +122,10 @@ def _slots_in_use(result: Result, point: int, stays: Stays) -> Figure:
     below.set_ylim(0, 1.35 * below.dataLim.ymax)  # room for the legend
     below.legend(loc="upper left", ncols=2)
     count_axis(below.xaxis, 10)
-    drawn = "band: least to greatest, line: mean" if banded else "line: as it was"
+    drawn = "Band: least to greatest, line: mean" if banded else "Line: as it was"
     figure.suptitle(
-        f"{title(result)}: slots over time, {point_name(result, point)}. {len(stays):,} stays are too many to draw\n"
-        f"each. {drawn}; dashed: the {slots} there are; below: in stretches of {end / _STRETCHES:,.0f} iterations"
+        f"{title(result)}: slots over time, {point_name(result, point)}\n"
+        f"{len(stays):,} stays are too many to draw each. {drawn}; dashed: all {slots} slots\n"
+        f"below: admissions and evictions in stretches of {end / _STRETCHES:,.0f} iterations"
     )
     return figure

@@ -94,8 +94,10 @@ def compare_choices(result: Result) -> Figure:
     ]
     y, room = np.arange(len(labels)), 0.27 if len(labels) <= 60 else 0.17  # inches a bar
     figure = Figure(figsize=(9.5 + 0.075 * max(map(len, labels)), 1.4 + room * len(labels)), layout="constrained")
-    compared = (*_COMPARED, ("engine_s", "Time", "in the engine, measured [s]", 1))
-    for axes, (column, name, unit, scale) in zip(figure.subplots(1, 5, sharey=True), compared, strict=True):
+    compared = [*_COMPARED]
+    if pools["engine_s"].notna().any():
+        compared.append(("engine_s", "Time", "in the engine, measured [s]", 1))
+    for axes, (column, name, unit, scale) in zip(figure.subplots(1, len(compared), sharey=True), compared, strict=True):
         values = scale * pools[column].to_numpy(dtype=float)
         bars = axes.barh(y, np.nan_to_num(values), color=LIGHT, edgecolor="0.2", height=0.7)
         axes.bar_label(bars, ["-" if np.isnan(v) else f"{v:.3g}" for v in values], fontsize=7, padding=2)
