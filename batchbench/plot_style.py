@@ -95,15 +95,18 @@ def count_axis(axis: Any, ticks: int = 6) -> None:
 def panels(
     result: Result, height: float, ratios: Sequence[float] = (1,), *, sharey: bool = False
 ) -> tuple[Figure, Any]:
-    """A titled cell per point, each with an axes per ratio above one another, all with one x axis: [cell, axes].
+    """A titled cell per point, each with an axes per ratio above one another: [cell, axes]. `finish` completes them.
 
-    height: of a cell's axes, in inches. More columns for more cells. Laid out by hand: automatic layout takes minutes
+    height: of a cell's axes, in inches. Laid out by hand and not shared: automatic layout and shared axes take minutes
     for a hundred cells.
     """
     names = [point_name(result, point) for point in result.tables["pools"]["point"]]
     columns = _columns(len(names))
     rows = -(-len(names) // columns)
-    above, below = 0.12 + 0.16 * max(len(_wrapped(name)) for name in names), 0.5  # of each cell: title, ticks and label
+    above, below = (
+        0.12 + 0.16 * max(len(_wrapped(name)) for name in names),
+        0.45,
+    )  # of each cell: title, ticks and label
     left, between, width = 0.8, 0.25 if sharey else 0.8, max(9.9, 2.7 * columns)
     whole = rows * (height + above + below) + 0.55
     figure = Figure(figsize=(width, whole))
@@ -116,26 +119,25 @@ def panels(
     for place, name in enumerate(names):
         inner = outer[place // columns, place % columns].subgridspec(len(ratios), 1, height_ratios=ratios, hspace=0.18)
         for part in range(len(ratios)):
-            like = cells[0, 0]
-            axes = figure.add_subplot(inner[part], sharex=like, sharey=like if sharey else None)
+            axes = figure.add_subplot(inner[part])
             axes.tick_params(labelbottom=part == len(ratios) - 1, labelleft=not sharey or place % columns == 0)
             cells[place, part] = axes
         cells[place, 0].set_title("\n".join(_wrapped(name)), fontsize=10 if len(name) < 30 else 8)
     return figure, cells
 
 
-def head(figure: Figure, text: str) -> None:
-    """The title of panels."""
+def finish(figure: Figure, cells: Any, end: float, label: str, text: str) -> None:
+    """Give every cell of panels the same x axis, from 0; name it where nothing is below; and the figure its title."""
+    for axes in cells.flat:
+        axes.set_xlim(0, end)
+        count_axis(axes.xaxis)
+    for axes in cells[-_columns(len(cells)) :, -1]:
+        axes.set_xlabel(label)
     figure.suptitle(text, y=1 - 0.08 / figure.get_figheight(), va="top")
 
 
 def _wrapped(name: str) -> list[str]:
     return textwrap.wrap(name, 44)
-
-
-def lowest(cells: Any) -> Any:
-    """The axes with nothing below them."""
-    return cells[-_columns(len(cells)) :, -1]
 
 
 def _columns(count: int) -> int:

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from batchbench.bands import Values
-from batchbench.plot_style import ALERT, DARK, MID, count_axis, draw_state, head, lowest, panels, title
+from batchbench.plot_style import ALERT, DARK, MID, count_axis, draw_state, finish, panels, title
 from batchbench.results import Result
 
 _LOOKS: tuple[dict[str, Any], ...] = (
@@ -36,12 +36,9 @@ def pool_use(result: Result) -> Figure:
     for cell, point in zip(cells, pools["point"], strict=True):
         end, summarised = _cell(cell, result, point, pixels, seconds)
         ends, banded = [*ends, end], banded or summarised
-    cells[0, 0].set_xlim(0, 1.01 * max(ends))
-    count_axis(cells[0, 0].xaxis)
-    for axes in lowest(cells):
-        axes.set_xlabel("time [s]" if seconds else "iteration")
     note = "\nwhere there are more iterations than pixels, band: least to greatest, line: mean" if banded else ""
-    head(figure, f"{title(result)}: the pool (dotted: all of it) over time, as each iteration left it{note}")
+    about = f"{title(result)}: the pool (dotted: all of it) over time, as each iteration left it{note}"
+    finish(figure, cells, 1.01 * max(ends), "time [s]" if seconds else "iteration", about)
     return figure
 
 

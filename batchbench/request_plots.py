@@ -16,9 +16,7 @@ from batchbench.plot_style import (
     LIGHT,
     MID,
     bars,
-    count_axis,
-    head,
-    lowest,
+    finish,
     panels,
     thousands,
     title,
@@ -43,15 +41,12 @@ def _each_request(result: Result) -> Figure:
     names = list(result.point("requests", 0, ["request_id"])["request_id"])
     figure, cells = panels(result, min(4.2, 0.6 + 0.22 * len(names)), sharey=True)
     ends = [_staircase_panel(axes, result, point, names) for axes, point in zip(cells[:, 0], points, strict=True)]
-    cells[0, 0].set_xlim(0, 1.1 * max(ends))
-    count_axis(cells[0, 0].xaxis)
-    for axes in lowest(cells):
-        axes.set_xlabel("iteration")
     for axes in cells[:, 0]:
         axes.set_ylabel("request" if axes.yaxis.get_tick_params()["labelleft"] else "")
     number = "; number: latency in iterations" if len(names) <= NAMED_REQUESTS else ""
     mark = "▼" if max(result.tables["pools"]["preemptions"].fillna(0)) <= _MARKED_EVICTIONS else "black tick:"
-    head(figure, f"{title(result)}: arrival to last token (filled: in a slot; {mark} evicted{number})")
+    about = f"{title(result)}: arrival to last token (filled: in a slot; {mark} evicted{number})"
+    finish(figure, cells, 1.1 * max(ends), "iteration", about)
     return figure
 
 
@@ -97,15 +92,11 @@ def _stretches_of_requests(result: Result) -> Figure:
         latency.yaxis.set_major_formatter(FuncFormatter(thousands))
         latency.set_ylabel("latency\n[iterations]")
         evictions.set_ylabel("evictions\nper request")
-    cells[0, 0].set_xlim(0, count)
-    count_axis(cells[0, 0].xaxis)
-    for axes in lowest(cells):
-        axes.set_xlabel("requests, in order of arrival")
-    head(
-        figure,
+    about = (
         f"{title(result)}: latency by order of arrival. {count:,} requests are too many to draw each:\n"
-        f"of every stretch of about {count / _STRETCHES:.0f}: band: least to greatest, line: median; below: evictions",
+        f"of every stretch of about {count / _STRETCHES:.0f}, band: least to greatest, line: median; below: evictions"
     )
+    finish(figure, cells, count, "requests, in order of arrival", about)
     return figure
 
 
