@@ -229,6 +229,11 @@ def test_service_draws_percentiles_and_objectives(traffic):
     assert "objective of [slo]" not in [line.get_label() for line in figure.axes[1].lines]
 
 
+def test_only_texts_that_were_computed_are_said_to_be_the_same(result, traffic):
+    assert "every pool produced the same text" in texts(plots.pool_sweep(result))
+    assert "same text" not in texts(plots.pool_sweep(traffic))
+
+
 def test_service_without_times_is_in_iterations(result):
     figure = plots.service(result)
     assert "[iterations]" in texts(figure) and "[s]" not in texts(figure) and "slo" not in texts(figure)
