@@ -1,4 +1,4 @@
-"""Result folders: each point saved as it finishes, the joined tables replaced atomically, read back whole."""
+"""Result folders: each point saved as it finishes, the joined tables replaced atomically, opened again."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import pyarrow.parquet as pq
 from batchbench.errors import BatchbenchError, ResultError, UsageError
 from batchbench.ledger import LEDGER, Ledger
 from batchbench.protocol import EngineDescription, Point
+from batchbench.result_files import TableFiles, undamaged
 from batchbench.schema import SCHEMA_VERSION, TABLES, arrow_schema
 from batchbench.service import Slo
 from batchbench.tables import point_key, point_tables
@@ -31,26 +30,42 @@ _FILES = (*(f"{name}.parquet" for name in TABLES), "run.json")
 _MARK = ".made-by-batchbench"  # in _PARTS: this folder is ours to delete
 
 
-@dataclass(frozen=True)
 class Result:
-    """A result folder as read: run.json and every table."""
+    """A result folder as read: run.json, and tables that are read when they are asked for.
 
-    run: Mapping[str, Any]
-    arrow: Mapping[str, pa.Table]
+    files: where the tables are. Only whole tables are kept once read; `point` reads what it is asked for, every time.
+    """
 
-    @cached_property
-    def tables(self) -> Mapping[str, pd.DataFrame]:
-        """Every table as a data frame; a column with nulls becomes floating point."""
-        return {name: table.to_pandas() for name, table in self.arrow.items()}
+    def __init__(self, run: Mapping[str, Any], files: TableFiles) -> None:
+        self.run, self.files = run, files
+        self.tables: Mapping[str, pd.DataFrame] = _Frames(files)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """A table's rows with exact types, nulls as None."""
-        return list(self.arrow[table].to_pylist())
+        return list(self.files[table].to_pylist())
 
-    def point(self, table: str, point: int) -> pd.DataFrame:
-        """The rows of one point of the sweep."""
-        frame = self.tables[table]
-        return frame[frame["point"] == point]
+    def point(self, table: str, point: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """The rows of one point of the sweep; of these columns, or of all."""
+        frame: pd.DataFrame = self.files.point(table, point, columns).to_pandas()
+        return frame
+
+
+class _Frames(Mapping[str, pd.DataFrame]):
+    """Every table as a data frame; a column with nulls becomes floating point."""
+
+    def __init__(self, files: TableFiles) -> None:
+        self._files, self._read = files, dict[str, pd.DataFrame]()
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        if name not in self._read:
+            self._read[name] = self._files[name].to_pandas()
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
 
 
 class ResultWriter:
@@ -181,50 +196,23 @@ def _there(path: Path) -> bool:
 
 
 def load_result(folder: str | Path) -> Result:
-    """Read a result folder. Raises ResultError if a file is missing, foreign or from another run."""
+    """Open a result folder and check its tables, a part at a time; they are read when they are asked for.
+
+    Raises ResultError if a file is missing, damaged, foreign or from another run.
+    """
     folder = Path(folder)
     if missing := [file for file in _FILES if not (folder / file).is_file()]:
         raise ResultError(f"{folder} is not a result folder: it lacks {', '.join(missing)}")
-    try:
+    with undamaged(folder):
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        read = {name: pq.read_table(folder / f"{name}.parquet", partitioning=None) for name in TABLES}
-    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:  # ValueError: JSON, UTF-8, huge integers
-        raise ResultError(f"{folder}: damaged file: {error}") from None
+    files = TableFiles(folder)
     found = run.get("schema_version") if isinstance(run, dict) else None
     if type(found) is not int or found != SCHEMA_VERSION:
         raise ResultError(f"{folder} has schema version {found}, this batchbench reads {SCHEMA_VERSION}")
     if not _complete(run):
         raise ResultError(f"{folder}: damaged file: run.json lacks the scenario's name, its engine or the run's id")
-    for name, table in read.items():
-        if (table.schema.metadata or {}).get(b"run_id", b"").decode(errors="replace") != run["run_id"]:
-            raise ResultError(f"{folder}: {name}.parquet is from another run than run.json")
-        if not table.schema.equals(arrow_schema(name)):
-            raise ResultError(f"{folder}: {name}.parquet has other columns than schema version {SCHEMA_VERSION}")
-    _check_rows(folder, read)
-    return Result(run, read)
-
-
-def _check_rows(folder: Path, tables: Mapping[str, pa.Table]) -> None:
-    """Raise ResultError unless the tables speak of the same points and requests, each once, in slots that exist."""
-    pools = tables["pools"]
-    points = pools["point"].to_pylist()
-    keys = set(zip(*(pools[c].to_pylist() for c in ("pool_blocks", "choices")), strict=True))
-    if not points or points != list(range(len(points))) or len(keys) < len(points) or min(keys)[0] < 1:
-        raise ResultError(f"{folder}: damaged file: pools.parquet has no points, or one twice, or one of no blocks")
-    slots = max(pools["slots"].to_pylist())
-    requests = list(zip(*(tables["requests"][c].to_pylist() for c in ("point", "request_id")), strict=True))
-    ids = [name for point, name in requests if point == 0]
-    if requests != [(point, name) for point in points for name in ids] or len(set(ids)) < len(ids) or not ids:
-        raise ResultError(f"{folder}: damaged file: requests.parquet does not have every request once per point")
-    for name in ("iterations", "admissions", "prefills", "evictions", "texts"):
-        columns = [c for c in ("point", "request_id") if c in tables[name].column_names]
-        known = set(requests) if len(columns) == 2 else {(point,) for point in points}
-        if set(zip(*(tables[name][c].to_pylist() for c in columns), strict=True)) - known:
-            raise ResultError(f"{folder}: damaged file: {name}.parquet speaks of points or requests that are not there")
-        if "slot" in tables[name].column_names:
-            used = [slot for slot in tables[name]["slot"].to_pylist() if slot is not None]
-            if used and not 0 <= min(used) <= max(used) < slots:
-                raise ResultError(f"{folder}: damaged file: {name}.parquet has a slot outside the {slots} there are")
+    files.check(run["run_id"])
+    return Result(run, files)
 
 
 def _complete(run: Mapping[str, Any]) -> bool:

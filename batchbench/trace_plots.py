@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from batchbench.errors import BatchbenchError
-from batchbench.plots import ALERT, DARK, LIGHT, MID, STYLE
+from batchbench.plot_style import ALERT, DARK, LIGHT, MID, STYLE, thousands
 from batchbench.trace_stats import Demand, Ints, TraceFacts, demand_bins
 
 _ARRIVAL_BINS, _DEMAND_BINS = 120, 160
@@ -66,11 +66,11 @@ def _demand(axes: Axes, demand: Demand, block_size: int) -> None:
     axes.set(xlabel="time [s]", ylabel="KV [positions]", xlim=(0, bins.edges_s[-1]))
     axes.set_ylim(0, 1.25 * float(bins.high.max()))  # room for the legend
     axes.set_title(f"KV demand if nobody waited, at {demand.seconds_per_token:g} s per token")
-    axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    axes.yaxis.set_major_formatter(FuncFormatter(thousands))
     scale: Any = (lambda held: held / block_size, lambda held: held * block_size)
     blocks = axes.secondary_yaxis("right", functions=scale)
     blocks.set_ylabel(f"full blocks of {block_size}")
-    blocks.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    blocks.yaxis.set_major_formatter(FuncFormatter(thousands))
     axes.legend(loc="upper right", ncols=2, fontsize=8)
 
 
@@ -87,16 +87,8 @@ def _lengths(axes: Axes, title: str, lengths: Ints, unit: str) -> None:
         axes.set_xlim(values[0] / 2, values[0] * 2)
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,)))
-    axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+    axes.xaxis.set_major_formatter(FuncFormatter(thousands))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set(title=f"{title}: mean {lengths.mean():,.0f}, longest {values[-1]:,} {unit}", ylim=(0, 1.02))
     axes.set(xlabel=f"length [{unit}]", ylabel="share of rows at most so long")
     axes.legend(loc="upper left", fontsize=8)
-
-
-def _thousands(value: float, _: int) -> str:
-    """1500 -> 1.5k: long numbers would run into each other."""
-    for limit, letter in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:g}{letter}"
-    return f"{value:g}"

@@ -64,7 +64,7 @@ def test_sweep_writes_tables_and_figures_and_says_where(here):
     done = invoke("sweep", str(DAY34))
     assert done.exit_code == 0, done.output
     tables = sorted(TABLES)
-    figures = ["pool_sweep", "rows_against_positions", "slot_timeline", "staircase"]
+    figures = ["pool_sweep", "pool_use", "rows_against_positions", "service", "slot_timeline", "staircase", "victims"]
     assert everything_under(here) == sorted(
         [f"plots/day34/{name}.png" for name in figures]
         + [f"results/day34/{name}.parquet" for name in tables]
@@ -186,6 +186,9 @@ def test_plot_draws_again_from_the_tables_alone(here):
         "pool_sweep.png",
         "staircase.png",
         "slot_timeline.png",
+        "pool_use.png",
+        "service.png",
+        "victims.png",
         "rows_against_positions.png",
     ]
     assert (here / "again/staircase.png").read_bytes() == (here / "o/plots/staircase.png").read_bytes()

@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from batchbench import plots
-from batchbench.results import load_result
-from tests.batchbench.scripted import it, request, result_of
+from batchbench import build_requests, engine_factory, load_scenario, plots, sweep_pool_sizes
+from batchbench.bands import bands, medians
+from batchbench.clocks import IterationCost
+from batchbench.driver import Pacing
+from batchbench.plot_style import DARK, LIGHT, MID, draw_state
+from batchbench.pool_plots import begin_s
+from batchbench.request_plots import DRAWN_REQUESTS
+from batchbench.results import Result, load_result
+from batchbench.service_plots import victims
+from batchbench.slot_plots import DRAWN_STAYS
+from batchbench.stays import RESUME, stays_of
+from tests.batchbench.scripted import Saves, it, request, result_of
 from tests.batchbench.test_tables import day34  # noqa: F401  # the fixture
 
 
@@ -33,7 +42,8 @@ def texts(figure):
 def test_every_figure_is_a_picture_and_stays_legible_in_grey(result, tmp_path):
     paths = plots.draw_all(result, tmp_path / "p")
     assert [p.name for p in paths] == [
-        "pool_sweep.png", "staircase.png", "slot_timeline.png", "rows_against_positions.png",
+        "pool_sweep.png", "staircase.png", "slot_timeline.png", "pool_use.png", "service.png", "victims.png",
+        "rows_against_positions.png",
     ]  # fmt: skip
     for path in paths:
         grey = imread(path)[..., :3] @ [0.299, 0.587, 0.114]
@@ -43,7 +53,7 @@ def test_every_figure_is_a_picture_and_stays_legible_in_grey(result, tmp_path):
 
 
 def test_the_phases_differ_in_grey_as_well_as_in_colour():
-    shades = sorted(np.dot(mpl.colors.to_rgb(c), [0.299, 0.587, 0.114]) for c in (plots.DARK, plots.MID, plots.LIGHT))
+    shades = sorted(np.dot(mpl.colors.to_rgb(c), [0.299, 0.587, 0.114]) for c in (DARK, MID, LIGHT))
     assert all(b - a > 0.1 for a, b in pairwise(shades))
 
 
@@ -56,7 +66,7 @@ def test_pool_sweep_names_the_pool_that_evicts_more_and_recomputes_less(result):
 
 @pytest.mark.parametrize(("numerics", "marked"), [("fast", True), ("exact", False)])
 def test_figures_say_when_numerics_is_fast(result, numerics, marked):
-    result = plots.Result({**result.run, "engine": {"slots": 6, "numerics": numerics}}, result.arrow)
+    result = Result({**result.run, "engine": {"slots": 6, "numerics": numerics}}, result.files)
     for figure in (plots.pool_sweep(result), plots.staircase(result), plots.slot_timeline(result, 4),
                    plots.rows_against_positions(result, 4)):  # fmt: skip
         assert ("day34 (fast numerics): " in texts(figure)) == marked
@@ -70,18 +80,18 @@ def test_staircase_has_a_panel_per_pool_and_every_latency(result):
         assert f" {latency} |" in shown
 
 
+def assert_one_request_a_slot(stays):
+    order = np.lexsort((stays.start, stays.slot))
+    same = np.diff(stays.slot[order]) == 0
+    assert (stays.held[order][:-1] <= stays.start[order][1:])[same].all()
+
+
 def test_slot_timeline_draws_each_stay(result):
     figure = plots.slot_timeline(result, 4)
-    stays = list(plots._stays(result, 4))
-    assert (
-        len(stays) == 13
-        and sum(stay.evicted for stay in stays) == 7
-        and sum(stay.begins.startswith("resume") for stay in stays) == 7
-    )
-    for a in stays:  # a slot holds one request at a time
-        for b in stays:
-            assert a is b or a.slot != b.slot or a.end <= b.start or b.end <= a.start
-    assert sum(stay.end - stay.start for stay in stays) == 144
+    stays = stays_of(result, 4)
+    assert len(stays) == 13 and stays.evicted.sum() == 7 and (stays.begins == RESUME).sum() == 7
+    assert_one_request_a_slot(stays)
+    assert (stays.end - stays.start).sum() == 144
     assert all(label in texts(figure) for label in ("prefill", "decode", "resume", "evicted", "slot", "iteration"))
 
 
@@ -92,7 +102,7 @@ def test_rows_against_positions_shows_both_counts(result):
 
 
 def test_the_closer_look_is_at_the_pool_that_recomputes_most(result):
-    assert plots._closer_look(result, None) == 4
+    assert plots.closer_look(result, None) == 4
 
 
 def odd_result(folder, requests, script, **options):
@@ -104,7 +114,12 @@ def test_an_engine_that_reports_little_still_gets_its_figures(tmp_path):
     script = [it(2), it(1, preempted=("a",)), it(1), it(2, finished=("a", "b"))]
     odd = odd_result(tmp_path, [request("a", 3), request("b", 3)], script)
     names = [path.name for path in plots.draw_all(odd, tmp_path)]
-    assert names == ["pool_sweep.png", "staircase.png", "rows_against_positions.png"]  # no slots, no timeline
+    assert names == [
+        "pool_sweep.png",
+        "staircase.png",
+        "service.png",
+        "rows_against_positions.png",
+    ]  # no slots, no timeline
     assert "no iteration is known" in texts(plots.rows_against_positions(odd, 0))
 
 
@@ -119,3 +134,219 @@ def test_many_requests_draw_without_labels_that_collide(tmp_path):
     odd = odd_result(tmp_path, requests, [it(1, finished=(r.request_id,)) for r in requests], slots=1)
     plots.draw_all(odd, tmp_path)
     assert "r100" not in texts(plots.staircase(odd))
+
+
+# ---- figures of waiting, of the pool, of the victims --------------------------------------------
+
+
+def swept(folder, toml, pacing=None, slo=None):
+    """A schedule's result."""
+    (folder / "x.toml").write_text(toml)
+    scenario, saves = load_scenario(folder / "x.toml"), Saves(folder / "o")
+    requests = build_requests(scenario.workload, None, scenario.clock)
+    make = engine_factory("schedule", scenario.engine)
+    timings = sweep_pool_sizes(requests, scenario.sweep.pools, make, observer=saves, pacing=pacing)
+    saves.writer.join(timings, {"scenario": {"name": scenario.name, "slo": slo}, "engine": {"slots": 1}})
+    return load_result(folder / "o")
+
+
+TRAFFIC = """
+name = "traffic"
+clock = "virtual"
+[virtual]
+iteration_s = 0.01
+[engine]
+slots = 8
+block_size = 4
+[workload]
+requests = {requests}
+prompt_tokens = {{dist = "uniform", min = 4, max = 40}}
+output_tokens = {{dist = "uniform", min = 1, max = 30}}
+[workload.arrivals]
+process = "on-off"
+rate = 20
+on = 3
+off = 10
+[sweep]
+pools = [120, 40]
+"""
+PACING = Pacing("virtual", IterationCost.of_seconds(0.01, 0.0003, 0.0001))
+
+
+@pytest.fixture(scope="module")
+def traffic(tmp_path_factory):
+    """More requests, stays and iterations than are drawn one by one; with times without work."""
+    folder = tmp_path_factory.mktemp("traffic")
+    return swept(folder, TRAFFIC.format(requests=1500), PACING, {"ttft_s": 0.5, "tpot_s": None, "e2e_s": 3.0})
+
+
+def test_pool_use_shows_every_pool_with_those_who_run_and_wait(result):
+    figure = plots.pool_use(result)
+    shown = texts(figure)
+    assert all(f"pool of {n} blocks" in shown for n in (48, 32, 24, 16, 12, 8))
+    assert len(figure.axes) == 3 * 6 and shown.count("waiting") == shown.count("running") == 6
+    assert "band" not in shown and "iteration" in shown
+    blocks, running, waiting = figure.axes[-3:]
+    used = 8 - result.point("iterations", 5)["free_blocks"].to_numpy()
+    assert list(blocks.lines[1].get_ydata()[:-1]) == list(used)
+    assert list(running.lines[0].get_ydata()[:-1]) == list(result.point("iterations", 5)["running"])
+    assert list(waiting.lines[0].get_ydata()[:-1]) == list(result.point("iterations", 5)["waiting"])
+
+
+def test_pool_use_is_in_seconds_where_the_clock_is_and_says_that_it_draws_bands(traffic):
+    figure = plots.pool_use(traffic)
+    assert "time [s]" in texts(figure) and "band: least to greatest, line: mean" in texts(figure)
+    end = (traffic.tables["requests"]["arrival_s"] + traffic.tables["requests"]["latency_s"]).max()
+    assert end <= figure.axes[0].get_xlim()[1] <= 1.1 * end
+
+
+@pytest.mark.parametrize("point", [0, 1])
+def test_when_an_iteration_began_is_told_from_who_arrived_and_finished(traffic, point):
+    frame, requests = traffic.point("iterations", point), traffic.point("requests", point)
+    begin, step = begin_s(traffic, point, frame), frame["step_s"].to_numpy()
+    assert (np.diff(begin) >= step[:-1] - 1e-9).all()  # in order, none before the last one's end
+    assert (np.diff(begin) > step[:-1] + 1).sum() > 10  # times without work
+    for first, at, within in (
+        ("arrival_iteration", requests["arrival_s"], 0),
+        ("finished_iteration", requests["arrival_s"] + requests["latency_s"], 1),
+    ):
+        place = np.searchsorted(frame["iteration"], requests[first])
+        error = begin[place] + within * step[place] - at
+        assert (error > -1e-6).all() and (within == 0 or (error < 1e-6).all())
+
+
+def test_service_draws_percentiles_and_objectives(traffic):
+    figure = plots.service(traffic)
+    assert [axes.get_title() for axes in figure.axes] == [
+        "To the first token", "Between two tokens", "From arrival to last token",
+    ]  # fmt: skip
+    rows = traffic.tables["service"].query("metric == 'ttft' and unit == 's'").sort_values("pool_blocks")
+    drawn = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
+    assert {name: drawn[name] for name in ("p50", "p90", "p99", "max")} == {
+        name: list(rows[name]) for name in ("p50", "p90", "p99", "max")
+    }
+    assert drawn["objective of [slo]"] == [0.5, 0.5]
+    assert "objective of [slo]" not in [line.get_label() for line in figure.axes[1].lines]
+
+
+def test_only_texts_that_were_computed_are_said_to_be_the_same(result, traffic):
+    assert "every pool produced the same text" in texts(plots.pool_sweep(result))
+    assert "same text" not in texts(plots.pool_sweep(traffic))
+
+
+def test_service_without_times_is_in_iterations(result):
+    figure = plots.service(result)
+    assert "[iterations]" in texts(figure) and "[s]" not in texts(figure) and "slo" not in texts(figure)
+
+
+PARTS = ["queued", "returning", "rebuilding", "decoding"]
+
+
+def test_victims_stack_what_was_lost_to_the_right_and_what_was_gained_to_the_left(result):
+    pools = result.tables["pools"]
+    pools.loc[5, [f"victims_{part}_iterations" for part in ("extra", *PARTS)]] = [11, -7, 20, 3, -5]
+    figure = victims(result)
+    (axes,) = figure.axes
+    bars = [(bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    assert [tuple(sorted(bar[1:])) for bar in bars if round(bar[0]) == 5 and bar[1] == bar[1] and bar[2] == bar[2]] == [
+        (-7, 0), (0, 20), (20, 23), (-12, -7),
+    ]  # fmt: skip
+    assert axes.lines[0].get_xdata()[5] == 11 and axes.get_xlim()[0] < -12
+    assert "nobody was evicted" in texts(figure) and "+11" in texts(figure)
+
+
+def test_finished_members_of_a_static_batch_hold_their_slot_until_it_ends(tmp_path):
+    toml = """
+name = "static"
+[engine]
+slots = 3
+block_size = 8
+batching = "static"
+[workload]
+lengths = [[12, 40], [100, 8], [30, 30], [5, 60], [20, 5], [7, 9]]
+[sweep]
+pools = [64, 24, 14]
+"""
+    static = swept(tmp_path, toml)
+    for point in range(3):
+        stays, iterations = stays_of(static, point), static.point("iterations", point)
+        assert_one_request_a_slot(stays)
+        forwarded = [((stays.start <= n) & (n < stays.held)).sum() for n in iterations["iteration"]]
+        assert forwarded == list(iterations["issued_tokens"])
+        assert "finished, still forwarded" in texts(plots.slot_timeline(static, point))
+
+
+def test_pools_ascend_on_every_axis(result):
+    rows = plots.rows_against_positions(result, 4).axes[1]
+    assert [label.get_text() for label in rows.get_xticklabels()] == ["8", "12", "16", "24", "32", "48"]
+
+
+# ---- many values in few bins --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bands_are_the_least_and_greatest_of_each_bin(seed):
+    rng = np.random.default_rng(seed)
+    count, bins = int(rng.integers(1, 400)), int(rng.integers(1, 50))
+    start = np.cumsum(rng.integers(1, 4, count))  # with gaps, over which a value holds
+    values = rng.integers(-50, 50, count)
+    end = int(start[-1] + rng.integers(1, 5))
+    found = bands(start, values, end, bins)
+    held = values[np.searchsorted(start, np.arange(start[0], end), side="right") - 1]  # of each iteration
+    inside = [held[int(a - start[0]) : int(b - start[0])] for a, b in pairwise(found.edges)]
+    assert list(found.low) == [part.min() for part in inside]
+    assert list(found.high) == [part.max() for part in inside]
+    assert np.allclose(found.mean, [part.mean() for part in inside])
+    assert sum(map(len, inside)) == end - start[0]  # nothing is left out
+    assert len(found.low) <= bins
+
+
+def test_bands_over_time_count_a_value_for_as_long_as_it_holds():
+    found = bands(np.array([0.0, 0.5, 9.5]), np.array([3, 7, 1]), 10.0, 4)
+    assert list(found.low) == [3, 7, 7, 1] and list(found.high) == [7, 7, 7, 7]
+    assert np.allclose(found.mean, [(0.5 * 3 + 2 * 7) / 2.5, 7, 7, (2 * 7 + 0.5 * 1) / 2.5])
+
+
+@pytest.mark.parametrize("count", [50, 5000])
+def test_a_state_is_drawn_whole_or_as_its_bands_and_never_outside_them(count):
+    values = np.random.default_rng(1).integers(10, 90, count)
+    axes = mpl.figure.Figure().subplots()
+    look = {"color": "0", "hatch": "", "linestyle": "-"}
+    banded = draw_state(axes, np.arange(count), values, count, 200, look)
+    assert banded == (count > 200)
+    if not banded:
+        assert list(axes.lines[0].get_ydata()[:-1]) == list(values)
+        return
+    found = bands(np.arange(count), values, count, 100)
+    corners = axes.collections[0].get_paths()[0].vertices
+    for a, b, low, high in zip(found.edges[:-1], found.edges[1:], found.low, found.high, strict=True):
+        inside = corners[(corners[:, 0] >= a) & (corners[:, 0] <= b)][:, 1]
+        assert low in inside and high in inside
+        assert (low, high) == (values[int(a) : int(b)].min(), values[int(a) : int(b)].max())
+    assert corners[:, 1].min() == values.min() and corners[:, 1].max() == values.max()
+
+
+def test_many_requests_are_summarised_and_the_figure_says_so(traffic):
+    assert len(traffic.point("requests", 1)) > DRAWN_REQUESTS and len(stays_of(traffic, 1)) > DRAWN_STAYS
+    assert_one_request_a_slot(stays_of(traffic, 1))
+    figure = plots.staircase(traffic)
+    assert "1,500 requests are too many to draw each" in texts(figure)
+    requests = traffic.point("requests", 1).sort_values("arrival_iteration", kind="stable")
+    latency, (above, below) = requests["latency_iterations"].to_numpy(), figure.axes[2:4]
+    corners = above.collections[0].get_paths()[0].vertices
+    assert corners[:, 1].min() == latency.min() and corners[:, 1].max() == latency.max()
+    line, evicted = above.patches[0], below.patches[0]
+    edges = line.get_data().edges
+    assert list(line.get_data().values) == list(medians(latency, edges))
+    total = (evicted.get_data().values * np.diff(edges)).sum()
+    assert round(total) == traffic.tables["pools"]["preemptions"][1] > 0  # every one is drawn
+    shown = texts(plots.slot_timeline(traffic, 1))
+    assert "stays are too many to draw each" in shown and "Band: least to greatest" in shown
+
+
+def test_slots_in_use_are_the_rows_that_were_forwarded(traffic):
+    stays, iterations = stays_of(traffic, 1), traffic.point("iterations", 1)
+    change = np.zeros(iterations["iteration"].max() + 2, dtype=np.int64)
+    np.add.at(change, stays.start, 1)
+    np.add.at(change, stays.end, -1)
+    assert list(np.cumsum(change)[iterations["iteration"]]) == list(iterations["issued_tokens"])
