@@ -10,7 +10,7 @@ from engine.block_pool import BlockCount, BlockPool, FreeList
 from engine.config import SchedulerConfig
 from engine.plan import Admission, Copy, Eviction, Prefill, TableUpdate
 from engine.policies import victim_rule
-from engine.request import NONE, STILL, Pace, Request, Status
+from engine.request import ABORTED, FINISHED, NONE, RUNNING, STILL, WAITING, Pace, Request, Status
 
 PrefersSwap = Callable[[int], bool]
 """Whether swapping out and back costs less than recomputing, for a victim of that many computed positions."""
@@ -83,6 +83,7 @@ class Motions:
         self.running: list[Request] = []
         self.held: list[Request] = []
         self.spent: list[Request] = []
+        self.budget = config.budget
         self.pace, self.decoding, self.unused = Pace(), 0, 0
         # Who outgrows its blocks, and who gets its last token, at which tick of the pace.
         self._grow_at: defaultdict[int, list[Request]] = defaultdict(list)
@@ -147,24 +148,25 @@ class Motions:
 
     def grow_all(self) -> bool:
         """Give everybody the block that it needs; False, and nothing is done, if there are too few."""
-        now, size = self.pace.now, self.config.block_size
+        now, blocks = self.pace.now, self.blocks
         due = self._grow_at.pop(now, None)
         if due is None:
             return True
-        if len(due) > len(self.blocks) or not isinstance(self.blocks, BlockCount):
+        if not isinstance(blocks, BlockCount) or len(due) > blocks.left:
             growers = _in_order([request for request in due if self._outgrown(request)])
             if not self.grow(growers):
                 self._grow_at[now] = growers
                 return False
             return True
-        taken, later = 0, self._grow_at[now + size]  # as _allocate does, without a call for each
+        taken, size = 0, self.config.block_size
+        later = self._grow_at[now + size]  # as _allocate does, without a call for each
         for request in due:
             if request.settled + now > request.capacity and request.pace is not STILL:
                 taken += 1
-                request.capacity += size
-                if request.capacity < request.length_limit - 1:
+                capacity = request.capacity = request.capacity + size
+                if capacity < request.length_limit - 1:
                     later.append(request)
-        self.blocks.take(taken)
+        blocks.left -= taken
         self.unused += taken * size
         return True
 
@@ -207,7 +209,7 @@ class Motions:
             self.draft.copies.append(Copy(True, victim.blocks[:used], victim.host_blocks))
         self.running.remove(victim)
         self.leave(victim)
-        self.release(victim, Status.WAITING)
+        self.release(victim, WAITING)
         victim.evictions += 1
         if to_head:
             self.waiting.appendleft(victim)
@@ -227,12 +229,11 @@ class Motions:
 
     def fits(self, found: Found, positions: int) -> bool:
         """Whether a waiting request that found so much could get the blocks of `positions` now."""
-        if not len(self.slots):
-            return False
-        free = len(self.blocks) - (self.config.watermark_blocks if self.running else 0)
+        config = self.config
+        free = len(self.blocks) - (config.watermark_blocks if self.running else 0)
         if found.blocks:
             free -= self.revived(found) - len(found.blocks)
-        return self.config.blocks_for(positions) <= free
+        return positions <= free * config.block_size and len(self.slots) > 0
 
     def revived(self, found: Found) -> int:
         """Blocks of what was found that count as free until it is taken."""
@@ -244,7 +245,7 @@ class Motions:
         self._places += 1
         request.place = self._places
         self.running.append(request)
-        request.status = Status.RUNNING
+        request.status = RUNNING
         (request.slot,) = self.slots.take(1)
         request.computed, request.blocks = found.tokens, []
         if found.blocks:
@@ -283,19 +284,19 @@ class Motions:
 
     def drop(self, request: Request) -> None:
         """An aborted request's blocks, of whichever pool, and its place."""
-        if request.status is Status.RUNNING:
+        if request.status is RUNNING:
             self.running.remove(request)
             self.leave(request)
-            self.release(request, Status.ABORTED)
-        elif request.status is Status.WAITING:
+            self.release(request, ABORTED)
+        elif request.status is WAITING:
             self.waiting.remove(request)
             self._drop_swapped(request)
-            request.status = Status.ABORTED
+            request.status = ABORTED
 
     def release_spent(self) -> None:
         """A static batch has ended."""
         for request in self.spent:
-            self.release(request, Status.FINISHED)
+            self.release(request, FINISHED)
         self.spent.clear()
 
     def learn(self, request: Request) -> None:

@@ -15,6 +15,10 @@ class Status(Enum):
     ABORTED = "aborted"
 
 
+# By these names, since a member of an enumeration takes Python 3.11 four times as long to find.
+WAITING, RUNNING, FINISHED, ABORTED = Status
+
+
 class Pace:
     """How many tokens each of the requests that keep it has got since it began."""
 

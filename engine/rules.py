@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from engine.config import SchedulerConfig
 from engine.motions import Motions
-from engine.request import STILL, Request, Status
+from engine.request import RUNNING, STILL, Request
 from engine.sglang import SGLang
 
 RuleSet = Callable[[Motions], None]
@@ -34,13 +34,13 @@ def static(m: Motions) -> None:
 
 def _run(m: Motions) -> int:
     """Grow and forward the running. Returns what is left of the budget."""
-    budget = m.config.budget
+    budget = m.budget
     if m.decoding > budget:
         m.hold([r for r in m.running if r.pace is not STILL][budget:])
     budget -= m.decoding
     if not m.grow_all():
         for request in m.growers():
-            if request.status is Status.RUNNING:  # not evicted by one before it
+            if request.status is RUNNING:  # not evicted by one before it
                 m.make_room(request, request.num_tokens)
     if len(m.running) > m.decoding and budget:
         for request in m.running:
@@ -81,10 +81,10 @@ def vllm_v1(m: Motions) -> None:
     from the end of the list, itself at last, and then the loop ends. Nothing is admitted in an iteration that
     evicted. The gate is what must fit before a request is admitted: its whole context, or its first chunk.
     """
-    budget, extra = m.config.budget, 0  # positions beyond one for each row
+    budget, extra = m.budget, 0  # positions beyond one for each row
     simple = len(m.running) == m.decoding <= budget and m.grow_all()
     for request in () if simple else _undecided(m):
-        if request.status is not Status.RUNNING:
+        if request.status is not RUNNING:
             continue
         place = m.running.index(request)
         positions = min(request.missing, budget - extra - place)
@@ -126,7 +126,7 @@ def _gate(config: SchedulerConfig, request: Request, first_chunk: int) -> int:
 def steady(m: Motions) -> bool:
     """Whether the queue's head must wait until somebody finishes or is evicted: growth alone makes no room for it."""
     config = m.config
-    if config.rules == "sglang" or m.decoding > config.budget:
+    if config.rules == "sglang" or m.decoding > m.budget:
         return False  # SGLang's estimates move with every decode
     if not m.waiting or config.batching == "static":
         return True
@@ -134,7 +134,7 @@ def steady(m: Motions) -> bool:
     found = m.find(request)
     if config.rules == "batchbench":
         return not m.fits(found, _bought(config, request))
-    left = min(request.num_tokens - found.tokens, config.budget - m.decoding)
+    left = min(request.num_tokens - found.tokens, m.budget - m.decoding)
     return not m.fits(found, _gate(config, request, found.tokens + left))
 
 

@@ -9,7 +9,7 @@ from engine.config import SchedulerConfig
 from engine.errors import EngineError, RequestRefused
 from engine.motions import Draft, Motions, PrefersSwap
 from engine.plan import Plan, Prefill
-from engine.request import NONE, STILL, Request, Status
+from engine.request import FINISHED, NONE, RUNNING, STILL, Request
 from engine.rules import rule_set, smallest_pool, steady
 from engine.sampling import GREEDY, Sampling
 
@@ -83,20 +83,23 @@ class Scheduler(Motions):
         draft, held = Draft(), self.held
         self.draft, self.held = draft, []
         for request in held:
-            if request.status is Status.RUNNING:
+            if request.status is RUNNING:
                 self.join(request)  # it lost one turn only
         self._decide(self)
         if draft.decodes:
             draft.issued = draft.positions = draft.kept = self.decoding
+        fresh = []
         for row, start, stop in zip(draft.rows, draft.starts, draft.stops, strict=True):
             draft.issued += 1
             draft.positions += stop - start
-            if row.status is Status.RUNNING:  # not the row of a static batch that has ended already
-                draft.kept += stop == row.settled
+            if row.status is RUNNING:  # not the row of a static batch that has ended already
+                if stop == row.settled:
+                    draft.kept += 1
+                    fresh.append(row)
                 if start < row.context:
                     rebuilt = max(0, min(stop, row.frontier) - start)
                     draft.prefills.append(Prefill(row.request_id, stop - start, rebuilt, row.recomputes))
-        self._note_changes(held)
+        self._note_changes(held, fresh)
         return draft
 
     def apply(self, plan: Plan, sampled: Sequence[int] = ()) -> list[str]:
@@ -112,7 +115,7 @@ class Scheduler(Motions):
         draft = self.draft
         finished = self.tick() if draft.decodes else []
         for row, stop in zip(draft.rows, draft.stops, strict=True):
-            if row.status is not Status.RUNNING:
+            if row.status is not RUNNING:
                 continue
             self.unused -= stop - row.computed
             row.computed = stop
@@ -125,7 +128,7 @@ class Scheduler(Motions):
                     self.join(row)
         if self.config.prefix_cache:
             for row in self._laid_out:
-                if row.status is Status.RUNNING:
+                if row.status is RUNNING:
                     self.learn(row)
         return finished
 
@@ -159,7 +162,7 @@ class Scheduler(Motions):
     def take(self, request_id: str) -> list[int]:
         """Hand over a finished request's generated tokens and forget it. All are 0 where nobody computed them."""
         request = self._known(request_id)
-        if request.status is not Status.FINISHED:
+        if request.status is not FINISHED:
             raise EngineError(f"request {request_id!r} is {request.status.value}, not finished")
         del self.requests[request_id]
         return request.generated if self.keeps_tokens else [0] * (request.num_tokens - request.prompt_tokens)
@@ -173,7 +176,7 @@ class Scheduler(Motions):
         keeps = [True] * len(decoding)
         for row, start, stop in zip(draft.rows, draft.starts, draft.stops, strict=True):
             token_ids += row.tokens[start:stop]
-            keeps.append(row.status is Status.RUNNING and stop == len(row.tokens))
+            keeps.append(row.status is RUNNING and stop == len(row.tokens))
         rows = self._laid_out = decoding + draft.rows
         return {
             "request_ids": [row.request_id for row in rows],
@@ -185,26 +188,25 @@ class Scheduler(Motions):
             "keeps": keeps,
         }
 
-    def _note_changes(self, held: Sequence[Request]) -> None:
-        """Whose tokens begin to come with this iteration, and whose stop though they run. held: in the last one."""
-        draft = self.draft
-        if draft.decodes and self._flowing and not (draft.rows or held or self.held):
-            self._fresh = []
+    def _note_changes(self, held: Sequence[Request], fresh: list[Request]) -> None:
+        """Whose tokens begin to come with this iteration, and whose stop though they run.
+
+        held: who lost its turn in the last one. fresh: who gets a token, but does not decode yet.
+        """
+        draft, before = self.draft, self._fresh
+        self._fresh = fresh
+        if draft.decodes and self._flowing and not (held or self.held):
+            draft.began = [row.request_id for row in fresh]
             return
         began = [row for row in held if row.pace is not STILL]
         if draft.decodes:
-            paused = [row for row in self.held if row.status is Status.RUNNING and row not in held]
+            paused = [row for row in self.held if row.status is RUNNING and row not in held]
             if not self._flowing:
-                began = [row for row in self.running if row.pace is not STILL and row not in self._fresh]
+                began = [row for row in self.running if row.pace is not STILL and row not in before]
         else:
-            paused = [row for row in (self.running if self._flowing else self._fresh) if row.pace is not STILL]
+            paused = [row for row in (self.running if self._flowing else before) if row.pace is not STILL]
         self._flowing = draft.decodes
-        self._fresh = [
-            row
-            for row, stop in zip(draft.rows, draft.stops, strict=True)
-            if stop == row.settled and row.status is Status.RUNNING
-        ]
-        draft.began = [row.request_id for row in began + self._fresh]
+        draft.began = [row.request_id for row in began + fresh]
         draft.paused = [row.request_id for row in paused]
 
     def _retire(self, row: Request) -> None:
@@ -214,10 +216,10 @@ class Scheduler(Motions):
         if self.config.prefix_cache:
             self.learn(row)
         if self.config.batching == "static":
-            row.status = Status.FINISHED
+            row.status = FINISHED
             self.spent.append(row)
         else:
-            self.release(row, Status.FINISHED)
+            self.release(row, FINISHED)
         if not self.running:
             self.release_spent()
 

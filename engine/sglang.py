@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.motions import Motions
-from engine.request import Request, Status
+from engine.request import ABORTED, RUNNING, Request
 
 
 class SGLang:
@@ -49,11 +49,9 @@ class SGLang:
     def _join(self, m: Motions) -> None:
         """The last batch joins the list of those that decode."""
         finished = self.running - len(m.running)
-        if self.chunked and self.chunked.status is Status.ABORTED:
+        if self.chunked and self.chunked.status is ABORTED:
             finished -= 1  # it was in no list of those that decode
-        if self.chunked and (
-            self.chunked.status is not Status.RUNNING or self.chunked.num_tokens > self.chunked.context
-        ):
+        if self.chunked and (self.chunked.status is not RUNNING or self.chunked.num_tokens > self.chunked.context):
             self.chunked = None
         if not self.prefilled:
             self.stale += finished
@@ -69,7 +67,7 @@ class SGLang:
         size, draft = m.config.block_size, m.draft
         self.listed = len(m.running) - (self.chunked is not None) + self.stale
         wanted = sum((r.length_limit - r.num_tokens) * self.ratio for r in m.running if r is not self.chunked)
-        chunk, prefill, left = m.config.budget, self.PREFILL_TOKENS, len(m.blocks) * size - wanted
+        chunk, prefill, left = m.budget, self.PREFILL_TOKENS, len(m.blocks) * size - wanted
         if request := self.chunked:
             positions = min(request.missing, chunk, int(left))
             if not self._continue(m, request, positions) or positions < request.missing:

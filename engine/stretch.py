@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.block_pool import BlockCount
 from engine.plan import Admission, Eviction, Prefill
 from engine.request import Request
 from engine.scheduler import Scheduler
@@ -106,9 +107,10 @@ def _decode(scheduler: Scheduler, stretch: Stretch, until: Until) -> bool:
     first, finished = len(free), list[Request]()
     end = min(until.most, first - (-until.left // cost))
     blocks, grow_all, tick = scheduler.blocks, scheduler.grow_all, scheduler.tick
+    assert isinstance(blocks, BlockCount)
     while len(free) < end and not finished and grow_all():
         finished = tick()
-        free.append(len(blocks))
+        free.append(blocks.left)
         unused.append(scheduler.unused)
     count = len(free) - first
     stretch.issued_tokens += [rows] * count
