@@ -32,7 +32,7 @@ def pool_sweep(result: Result) -> Figure:
     top_left.plot(x, ceiling, "k--", linewidth=0.9, label="no schedule can exceed")
     top_left.plot(x, pools["occupancy"], "o-", color=DARK, label="measured")
     top_left.set(title="Occupancy", ylabel="share of slots that forwarded a row", ylim=(0, 1.05))
-    top_left.legend(loc="lower right")
+    top_left.legend(loc="best")
     top_right.plot(x, pools["preemptions_per_request"], "s-", color=DARK, clip_on=False)
     top_right.set(title="Evictions", ylabel="evictions per request", ylim=(0, None))
 
@@ -95,7 +95,8 @@ def compare_choices(result: Result) -> Figure:
     figure = Figure(figsize=(9.5 + 0.075 * max(map(len, labels)), 1.4 + room * len(labels)), layout="constrained")
     compared = [*_COMPARED]
     if pools["engine_s"].notna().any():
-        compared.append(("engine_s", "Time", "in the engine, measured [s]", 1))
+        kind = "modelled" if set(pools["clock"]) == {"virtual"} else "measured"
+        compared.append(("engine_s", "Time", f"of all iterations, {kind} [s]", 1))
     for axes, (column, name, unit, scale) in zip(figure.subplots(1, len(compared), sharey=True), compared, strict=True):
         values = scale * pools[column].to_numpy(dtype=float)
         bars = axes.barh(y, np.nan_to_num(values), color=LIGHT, edgecolor="0.2", height=0.7)
@@ -118,18 +119,16 @@ def _proof(pools: pd.DataFrame, each: str) -> str:
 
 
 def _mark_non_monotone(axes: Axes, pools: pd.DataFrame) -> None:
-    """Annotate a pool that evicts more than the next larger one, yet recomputes a smaller share."""
+    """Ring a pool that evicts more than the next larger one, yet recomputes a smaller share."""
     rows = records(pools)
     for smaller, larger in pairwise(rows):
         if smaller.preemptions > larger.preemptions and smaller.recompute_fraction < larger.recompute_fraction:
-            axes.annotate(
-                f"{smaller.pool_blocks} blocks evict more than {larger.pool_blocks},\nyet recompute less: "
-                f"{smaller.recomputed_tokens_per_preemption:.1f} against\n"
-                f"{larger.recomputed_tokens_per_preemption:.1f} positions per eviction",
-                (smaller.pool_blocks, 100 * smaller.recompute_fraction),
-                xytext=(4, -78),
-                textcoords="offset points",
-                fontsize=8,
-                arrowprops={"arrowstyle": "->", "color": "0.2"},
+            axes.set_title(
+                f"Recompute ({smaller.pool_blocks} blocks evict more than {larger.pool_blocks}, yet recompute less:\n"
+                f"{smaller.recomputed_tokens_per_preemption:.1f} against "
+                f"{larger.recomputed_tokens_per_preemption:.1f} positions per eviction)",
+                fontsize=8.5,
             )
+            ring = {"marker": "o", "markersize": 15, "markerfacecolor": "none", "color": "0.2", "clip_on": False}
+            axes.plot(smaller.pool_blocks, 100 * smaller.recompute_fraction, **ring)
             return

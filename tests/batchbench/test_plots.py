@@ -59,7 +59,7 @@ def test_the_phases_differ_in_grey_as_well_as_in_colour():
 
 def test_pool_sweep_names_the_pool_that_evicts_more_and_recomputes_less(result):
     shown = texts(plots.pool_sweep(result))
-    assert "8 blocks evict more than 12,\nyet recompute less: 12.0 against\n15.3 positions per eviction" in shown
+    assert "(8 blocks evict more than 12, yet recompute less:\n12.0 against 15.3 positions per eviction)" in shown
     for label in ("pool [blocks]", "evictions per request", "share of forward positions [%]", "latency ratio"):
         assert label in shown
 
