@@ -19,11 +19,13 @@ from batchbench.present import sweep_sheet
 from batchbench.results import load_result
 from batchbench.scenario import EngineSettings, Objectives, Run, Scenario, Sweep, Virtual
 from batchbench.schema import ABOUT, TABLES
+from batchbench.service_sheet import service_sheet
 from batchbench.workload_schema import Conversation, Prefix, TraceSource, Workload
 
 DOCS = Path(__file__).parent
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _TABLE = re.compile(r"(<!-- table: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_SERVICE = re.compile(r"(<!-- service: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COMMANDS = ("sweep", "validate", "schema", "plot", "doctor", "calibrate", "cost", "inspect")
 
 
@@ -112,6 +114,13 @@ def table(folder: str) -> str:
     return sweep_sheet(result.rows("pools"), result.rows("statistics")).markdown() + "\n"
 
 
+def service(folder: str) -> str:
+    """And what callers saw of it."""
+    result = load_result(DOCS.parent / folder)
+    objectives = bool(result.run["scenario"].get("slo"))
+    return service_sheet(result.rows("pools"), result.rows("service"), objectives=objectives).markdown() + "\n"
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "columns": columns,
     "scenario-keys": scenario_keys,
@@ -126,7 +135,8 @@ def pages() -> Iterator[tuple[Path, str, str]]:
         text = page.read_text(encoding="utf-8")
         wanted = _MARKED.sub(lambda m: m[1] + GENERATORS[m[2]]() + m[3], text)
         wanted = _TABLE.sub(lambda m: m[1] + table(m[2]) + m[3], wanted)
-        if _MARKED.search(text) or _TABLE.search(text):
+        wanted = _SERVICE.sub(lambda m: m[1] + service(m[2]) + m[3], wanted)
+        if any(mark.search(text) for mark in (_MARKED, _TABLE, _SERVICE)):
             yield page, text, wanted
 
 
