@@ -8,7 +8,7 @@ from batchbench import IterationOutcome, RequestSpec, SweepObserver, Text
 from batchbench.adapters.fake import FakeClock, ScriptedEngine
 from batchbench.driver import RunObserver, run_workload
 from batchbench.ledger import Ledger
-from batchbench.protocol import Point
+from batchbench.protocol import IterationBatch, Point
 from batchbench.results import ResultWriter, load_result
 from batchbench.service import Slo
 from batchbench.tables import point_key, point_tables
@@ -21,6 +21,12 @@ def request(request_id, output=1, prompt=1, arrival=0):
 def it(issued, collected=None, **fields):
     """An outcome in which every row is kept unless said otherwise."""
     return IterationOutcome(issued, issued if collected is None else collected, **fields)
+
+
+def decoding(iterations, rows=1):
+    """A batch of iterations in which so many requests decode and nothing else happens."""
+    same, none = [rows] * iterations, [0] * iterations
+    return IterationBatch(same, same, same, same, none, none, none, ())
 
 
 class Outcomes(RunObserver):

@@ -19,19 +19,13 @@ from batchbench.clocks import (
 )
 from batchbench.driver import Pacing, run_workload
 from batchbench.errors import UsageError
-from batchbench.protocol import IterationBatch, RequestSpec, Text, Until
+from batchbench.protocol import RequestSpec, Text, Until
 from batchbench.scenario import EngineSettings
 from batchbench.service import Service
-from tests.batchbench.scripted import it, request
+from tests.batchbench.scripted import decoding, it, request
 
 TEXTLESS = engine_factory("schedule", EngineSettings(slots=2, block_size=4))(8).describe()
 COMPUTES = replace(TEXTLESS, computes_text=True)
-
-
-def batch(iterations, rows):
-    """Iterations that only decode."""
-    same, none = [rows] * iterations, [0] * iterations
-    return IterationBatch(same, same, same, same, none, none, none, ())
 
 
 def takes(clock, seconds, outcome):
@@ -55,7 +49,7 @@ def test_the_clock_of_iterations_jumps_where_nobody_has_work_and_never_goes_back
     assert clock.now == 50
     clock.run(lambda: it(1))
     assert clock.now == 51
-    assert clock.advanced(batch(9, 2)) == ()
+    assert clock.advanced(decoding(9, 2)) == ()
     assert clock.now == 60
 
 
@@ -106,7 +100,7 @@ def test_modelled_time_is_an_exact_sum_of_integers():
     for _ in range(1000):
         clock.run(lambda: it(1))
     for _ in range(100):
-        clock.advanced(batch(10_000, 1))
+        clock.advanced(decoding(10_000, 1))
     assert clock.now == clock.end_ns == (1000 + 10**6) * 300_000_000
     assert clock.iteration == 1000 + 10**6
 
@@ -115,7 +109,7 @@ def test_a_stretch_takes_what_its_iterations_take_one_by_one():
     one, all_at_once = VirtualClock(COST), VirtualClock(COST)
     for _ in range(7):
         one.run(lambda: it(3))
-    assert all_at_once.advanced(batch(7, 3)) == [130 * n for n in range(8)]
+    assert all_at_once.advanced(decoding(7, 3)) == [130 * n for n in range(8)]
     assert (one.now, one.iteration) == (all_at_once.now, all_at_once.iteration) == (7 * 130, 7)
 
 
@@ -228,7 +222,7 @@ def test_real_time_is_not_advanced():
     clock = WallClock(FakeClock(), Sleeper(FakeClock()))
     assert clock.until(None) is clock.until(10**12) is None
     with pytest.raises(AssertionError, match="real time is not advanced"):
-        clock.advanced(batch(1, 1))
+        clock.advanced(decoding(1, 1))
 
 
 class WorksOnDemand(ScriptedEngine):

@@ -14,9 +14,9 @@ import pytest
 
 from batchbench.errors import ResultError
 from batchbench.ledger import ROW_GROUP, Ledger
-from batchbench.protocol import QuietIterations
 from batchbench.results import load_result
 from batchbench.schema import SCHEMA_VERSION, TABLES, arrow_schema
+from tests.batchbench.scripted import decoding
 
 POINTS, REQUESTS, ITERATIONS = 2, 50_000, 600_000  # requests and iterations of each point
 
@@ -148,7 +148,7 @@ def peak_of_ledger(stretches):
     ledger = Ledger({"point": 0, "pool_blocks": 1, "choices": "", "numerics": None}, lambda name, rows: None)
     tracemalloc.start()
     for n in range(stretches):
-        ledger.quiet(n * 10_000, QuietIterations(1, 1, 1, 0, range(10_000), range(10_000)), None)
+        ledger.batch(n * 10_000, decoding(10_000), ())
     ledger.close()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -163,14 +163,13 @@ JOIN = """
 import resource, sys
 from pathlib import Path
 from batchbench import load_scenario, build_requests, engine_factory, sweep_pool_sizes
-from batchbench.protocol import QuietIterations
-from tests.batchbench.scripted import Saves
+from tests.batchbench.scripted import Saves, decoding
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 scenario, saves = load_scenario("scenarios/day34.toml"), Saves(Path(sys.argv[1]))
 on_timing = saves.on_timing
 def padded(timing):
     for n in range(100):  # a million iterations more than happened
-        saves.writer._ledger.quiet(n * 10_000, QuietIterations(1, 1, 1, 0, range(10_000), range(10_000)), None)
+        saves.writer._ledger.batch(n * 10_000, decoding(10_000), ())
     on_timing(timing)
 saves.on_timing = padded
 before = peak()
