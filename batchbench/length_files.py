@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from pathlib import Path
 
 from batchbench.errors import ScenarioError
 from batchbench.limits import MAX_TOKENS
+from batchbench.text_files import read_text
 
 _MAX_BYTES = 2**26  # of a file: millions of requests
 
@@ -19,7 +19,11 @@ def read_columns(path: str, columns: int, least: int = 1, greatest: int = MAX_TO
     asked columns is not in least..greatest. Raises ScenarioError, one line.
     """
     found: tuple[array[int], ...] = ()
-    lines = [(n, line) for n, line in enumerate(_lines(path), 1) if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        (n, line)
+        for n, line in enumerate(read_text(path, _MAX_BYTES).split("\n"), 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
     for place, (number, line) in enumerate(lines):
         parts = [part.strip() for part in line.split(",")] if "," in line else line.split()
         if place == 0 and not any(part.isdecimal() for part in parts):
@@ -40,14 +44,3 @@ def _tokens(path: str, line: int, text: str) -> int:
     if not text.isdecimal() or len(text) > 20 or not 1 <= int(text) <= MAX_TOKENS:
         raise ScenarioError(f"{path}: line {line}: {text[:40]!r} is no whole number from 1 to {MAX_TOKENS}")
     return int(text)
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        if Path(path).stat().st_size > _MAX_BYTES:
-            raise ScenarioError(f"{path}: lengths of {Path(path).stat().st_size} bytes, more than {_MAX_BYTES}")
-        return Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise ScenarioError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ScenarioError(f"{path}: not UTF-8: {error}") from None

@@ -15,7 +15,7 @@ Index = Annotated[int, Field(ge=0, le=2**31 - 1)]
 FilePath = Annotated[str, Field(min_length=1, max_length=1000)]
 MAX_PROMPT_TOKENS = 10_000_000_000  # of all requests together; they are made as they are read
 MAX_TIME = 10**9  # seconds or iterations, of any arrival: thirty years
-Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]  # per second or per iteration
+Rate = Annotated[float, Field(ge=1e-9, le=1e6, allow_inf_nan=False)]  # per second or per iteration
 Duration = Annotated[float, Field(ge=1e-6, le=1e7, allow_inf_nan=False)]  # seconds or iterations
 
 

@@ -103,14 +103,12 @@ def panels(
     names = [point_name(result, point) for point in result.tables["pools"]["point"]]
     columns = _columns(len(names))
     rows = -(-len(names) // columns)
-    above, below = (
-        0.12 + 0.16 * max(len(_wrapped(name)) for name in names),
-        0.45,
-    )  # of each cell: title, ticks and label
     left, between, width = 0.8, 0.25 if sharey else 0.8, max(9.9, 2.7 * columns)
+    each = (width - left - 0.2 - between * (columns - 1)) / columns
+    titles = [textwrap.wrap(name, max(12, int(each / 0.075))) for name in names]  # of 8 points, at most
+    above, below = 0.12 + 0.16 * max(map(len, titles)), 0.45  # of each cell: title; ticks and label
     whole = rows * (height + above + below) + 0.55
     figure = Figure(figsize=(width, whole))
-    each = (width - left - 0.2 - between * (columns - 1)) / columns
     outer = figure.add_gridspec(
         rows, columns, left=left / width, right=1 - 0.2 / width, bottom=below / whole, top=1 - (0.55 + above) / whole,
         wspace=between / each, hspace=(above + below) / height,
@@ -122,7 +120,7 @@ def panels(
             axes = figure.add_subplot(inner[part])
             axes.tick_params(labelbottom=part == len(ratios) - 1, labelleft=not sharey or place % columns == 0)
             cells[place, part] = axes
-        cells[place, 0].set_title("\n".join(_wrapped(name)), fontsize=10 if len(name) < 30 else 8)
+        cells[place, 0].set_title("\n".join(titles[place]), fontsize=10 if len(name) < 24 else 8)
     return figure, cells
 
 
@@ -134,10 +132,6 @@ def finish(figure: Figure, cells: Any, end: float, label: str, text: str) -> Non
     for axes in cells[-_columns(len(cells)) :, -1]:
         axes.set_xlabel(label)
     figure.suptitle(text, y=1 - 0.08 / figure.get_figheight(), va="top")
-
-
-def _wrapped(name: str) -> list[str]:
-    return textwrap.wrap(name, 44)
 
 
 def _columns(count: int) -> int:

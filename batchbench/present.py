@@ -83,7 +83,7 @@ def sweep_sheet(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping
                 show_blocks(pool["pool_blocks"]),
                 *((one_line(pool["choices"]),) if varied else ()),
                 f"{pool['occupancy']:.3f}",
-                shown(pool["preemptions_per_request"], "{:.2f}", "not reported"),
+                _per_request(pool["preemptions_per_request"]),
                 shown(pool["recompute_fraction"], "{:.1%}", "not reported"),
                 shown(pool["preemption_latency_penalty"], "{:.2f}x", "no control group"),
                 shown(pool["paired_latency_penalty"], "{:.2f}x", "no reference"),
@@ -114,6 +114,11 @@ def _more_columns(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mappi
 def _show_interval(row: Mapping[str, Any]) -> str:
     median, low, high = (show_seconds(row[name]) for name in ("median", "low", "high"))
     return f"{median} [{low}, {high}] n={row['n']}"
+
+
+def _per_request(value: float | None) -> str:
+    """Two decimals, or two digits of what these would not tell from nothing."""
+    return shown(value, "{:.2g}" if value is not None and 0 < value < 0.1 else "{:.2f}", "not reported")
 
 
 def plan_rows(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from batchbench.errors import ScenarioError
+from batchbench.text_files import read_text
 
 NATURAL = "natural"
 _MAX_BYTES = 2**28  # of a file: beyond any real set, small enough not to fill memory
@@ -20,14 +21,7 @@ def load_prompts(source: str) -> tuple[str, ...]:
     path = Path(__file__).with_name("natural.toml") if source == NATURAL else Path(source)
     if path.suffix not in (".txt", ".toml"):
         raise ScenarioError(f"workload.prompts: {source!r} is neither 'natural' nor the path of a .txt or .toml file")
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ScenarioError(f"{path}: prompts of {path.stat().st_size} bytes, more than {_MAX_BYTES}")
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ScenarioError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ScenarioError(f"{path}: not UTF-8: {error}") from None
+    text = read_text(path, _MAX_BYTES)
     prompts = text.split("\n") if path.suffix == ".txt" else _listed(path, text)
     found = tuple(prompt for prompt in prompts if prompt.strip())
     if not found:

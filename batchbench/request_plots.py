@@ -45,7 +45,8 @@ def _each_request(result: Result) -> Figure:
         axes.set_ylabel("request" if axes.yaxis.get_tick_params()["labelleft"] else "")
     number = "; number: latency in iterations" if len(names) <= NAMED_REQUESTS else ""
     mark = "▼" if max(result.tables["pools"]["preemptions"].fillna(0)) <= _MARKED_EVICTIONS else "black tick:"
-    about = f"{title(result)}: arrival to last token (filled: in a slot; {mark} evicted{number})"
+    slot = "filled: in a slot" if len(names) <= NAMED_REQUESTS else "dark: in a slot, grey: waiting"
+    about = f"{title(result)}: arrival to last token ({slot}; {mark} evicted{number})"
     finish(figure, cells, 1.1 * max(ends), "iteration", about)
     return figure
 
@@ -54,19 +55,21 @@ def _staircase_panel(axes: Axes, result: Result, point: int, names: list[str]) -
     """Returns the end of its last request."""
     requests = result.point("requests", point, ["arrival_iteration", "latency_iterations"])
     arrival, latency = requests["arrival_iteration"].to_numpy(), requests["latency_iterations"].to_numpy()
-    edge = 0.6 if len(names) <= NAMED_REQUESTS else 0.35
-    line = {"edgecolor": "0.3", "linewidth": edge}
-    bars(axes, np.arange(len(names)), arrival, latency, 0.62, facecolor="white", **line)
+    few = len(names) <= NAMED_REQUESTS  # more would be all outline
+    look: dict[str, Any] = {"edgecolor": "0.3", "linewidth": 0.6} if few else {"linewidth": 0}
+    height = 0.62 if few else 1.0
+    bars(axes, np.arange(len(names)), arrival, latency, height, facecolor="white" if few else "0.82", **look)
     if stays := stays_of(result, point):
-        bars(axes, stays.request, stays.start, stays.end - stays.start, 0.62, facecolor=LIGHT, **line)
+        filled = LIGHT if few else DARK
+        bars(axes, stays.request, stays.start, stays.end - stays.start, height, facecolor=filled, **look)
     evictions = result.point("evictions", point, ["iteration", "request_id"])
     place = {name: n for n, name in enumerate(names)}
     at, y = evictions["iteration"].to_numpy(), np.array([place[name] for name in evictions["request_id"]])
     if max(result.tables["pools"]["preemptions"].fillna(0)) <= _MARKED_EVICTIONS:
-        axes.plot(at, y, "v", color=ALERT, markersize=5 if edge > 0.5 else 2.5)
+        axes.plot(at, y, "v", color=ALERT, markersize=5 if few else 2.5)
     else:
         axes.vlines(at, y - 0.5, y + 0.5, color=ALERT, linewidth=0.5)
-    if len(names) <= NAMED_REQUESTS:
+    if few:
         for i, (start, length) in enumerate(zip(arrival, latency, strict=True)):
             axes.annotate(f"{length}", (start + length, i), xytext=(3, 0), textcoords="offset points", va="center",
                           fontsize=8)  # fmt: skip

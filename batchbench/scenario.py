@@ -15,11 +15,13 @@ from pydantic_core import ErrorDetails
 from batchbench.errors import ScenarioError
 from batchbench.limits import FilePath, Frozen, Index, Tokens
 from batchbench.protocol import Choices, WorkloadClock
+from batchbench.text_files import read_text
 from batchbench.workload_schema import TAGS, Workload
 
 Slots = Annotated[int, Field(ge=1, le=65_536)]
 BlockSize = Annotated[int, Field(ge=1, le=65_536)]
 MAX_BLOCKS = 2**31 - 1
+_MAX_BYTES = 2**26  # of a scenario file: a million explicit requests
 Blocks = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
 Rules = Literal["batchbench", "vllm-v1", "sglang"]
 Victim = Annotated[str, Field(min_length=1, max_length=200)]
@@ -274,12 +276,10 @@ class Scenario(Frozen):
 def load_scenario(path: str | Path) -> Scenario:
     """Read and validate a scenario file. Raises ScenarioError: one line, naming the file and the key."""
     try:
-        data = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise ScenarioError(f"{path}: {error.strerror or error}") from None
+        data = tomllib.loads(read_text(path, _MAX_BYTES))
     except RecursionError:
         raise ScenarioError(f"{path}: not valid TOML: nested too deeply") from None
-    except ValueError as error:  # of the parser, of the decoder, of an integer of thousands of digits
+    except ValueError as error:  # of the parser, of an integer of thousands of digits
         raise ScenarioError(f"{path}: not valid TOML: {error}") from None
     try:
         return Scenario.model_validate(_tuples(data))

@@ -45,7 +45,7 @@ REPEATED_COUNTERS = ("preemptions", "recomputed_tokens", "rebuilt_tokens", "forw
 POINT_COLUMNS = (_POINT, _POOL, _CHOICES, _NUMERICS)  # lead every table
 _UNTIMED = "a schedule on the clock of iterations takes no time"
 _NOT_TOLD = "the engine does not tell whose tokens come"
-_NO_REFERENCE = "no pool is known to have evicted nobody: there is no reference pool"
+_NO_REFERENCE = "there is no reference pool: none as large as this one is known to have evicted nobody"
 _NO_SLO = "the scenario has no [slo], or its times are not known"
 _REQUEST = Column("request_id", pa.string(), "", "request, in submission order r0, r1, ...")
 _ITERATION = Column("iteration", INDEX, "iteration", "place on the iteration clock, from 0")
@@ -168,14 +168,14 @@ POOLS = (
         "1",
         "mean over the requests evicted here of their latency here over their own latency in the "
         "reference pool, in iterations; 1 if nobody was evicted",
-        "no pool is known to have evicted nobody: there is no reference pool",
+        _NO_REFERENCE,
     ),
     Column(
         "reference_pool_blocks",
         COUNT,
         "blocks",
-        "the reference pool: the largest of the same choices that evicted nobody",
-        "no pool is known to have evicted nobody",
+        "the reference pool: the largest that evicted nobody, of the same choices but for those of victims alone",
+        _NO_REFERENCE,
     ),
     Column(
         "worst_paired_latency_ratio",
@@ -302,7 +302,7 @@ REQUESTS = (
         RATIO,
         "1",
         "its latency here over its latency in the reference pool, in iterations",
-        "no pool is known to have evicted nobody",
+        _NO_REFERENCE,
     ),
 )
 

@@ -29,6 +29,7 @@ def service_sheet(pools: Sequence[Row], service: Sequence[Row], *, objectives: b
     found = {(row["point"], row["metric"]): row for row in service if row["unit"] == unit}
     metrics = [m for m in _METRICS if any(row["count"] for (_, metric), row in found.items() if metric == m)]
     varied = any(pool["choices"] for pool in pools)
+    again = ", of the first repetition" if any(pool["repetitions"] > 1 for pool in pools) else ""
     said = _SECONDS[pools[0]["clock"]] if unit == "s" else "iterations"
     return Sheet(
         (
@@ -46,7 +47,7 @@ def service_sheet(pools: Sequence[Row], service: Sequence[Row], *, objectives: b
             )
             for pool in pools
         ),
-        f"service in {said}",
+        f"service in {said}{again}",
     )
 
 

@@ -61,7 +61,7 @@ def _each_stay(result: Result, point: int, stays: Stays) -> Figure:
     axes.set_yticks(range(0, used, -(-used // 24)))
     count_axis(axes.xaxis, 10)
     axes.grid(axis="y", visible=False)
-    _legend(figure, stays, "X" if few else "|")
+    _legend(figure, stays, "X" if few else "|", widened=end > 300)
     unused = f" ({slots - used} of {slots} slots never used)" if used < slots else ""
     axes.set_title(f"{title(result)}: slots over time, {point_name(result, point)}{unused}", wrap=True)
     return figure
@@ -83,13 +83,15 @@ def _name(axes: Axes, names: list[str], stays: Stays, first: Any, end: int) -> N
             axes.text(middle, stays.slot[n], names[request], ha="center", va="center", fontsize=7)
 
 
-def _legend(figure: Figure, stays: Stays, mark: str) -> None:
+def _legend(figure: Figure, stays: Stays, mark: str, *, widened: bool) -> None:
+    """widened: one iteration would be too thin to see."""
+    wider = " (drawn wider than it is)" if widened else ""
     spent = [Patch(**_SPENT, label="finished, still forwarded")] if (stays.held > stays.end).any() else []
     figure.legend(
         handles=[
             Patch(facecolor=LIGHT, edgecolor="0.3", label="decode"),
             *(
-                Patch(facecolor=colour, edgecolor="0.1", hatch=hatch, label=label)
+                Patch(facecolor=colour, edgecolor="0.1", hatch=hatch, label=label + wider)
                 for look, (label, colour, hatch) in _LOOKS.items()
                 if look != SWAPPED or (stays.begins == look).any()
             ),

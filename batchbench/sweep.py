@@ -171,7 +171,9 @@ def _check_pools(
     requests: Sequence[RequestSpec], smallest: Point, largest: int, make_engine: EngineFactory, repetitions: int
 ) -> None:
     if repetitions > 1 and not describe(make_engine, smallest).computes_text:
-        raise UsageError(f"a schedule takes no time: {repetitions} repetitions would repeat the same counts; use 1")
+        raise UsageError(
+            f"a schedule counts the same every time: {repetitions} repetitions would tell nothing more; use 1"
+        )
     # Memory for it, or an error now rather than after the smaller ones ran.
     make_engine(largest, **dict(smallest.choices)).close()
     offer(requests, make_engine, smallest)

@@ -275,6 +275,7 @@ def _print_result(
     document: dict[str, Any] = {
         "scenario": result.run["scenario"]["name"],
         "workload_hash": result.run["workload_hash"],
+        "trace": result.run["trace"],
         "text_repetition": result.run["text_repetition"],
         "tables": str(tables),
         "figures": [str(path) for path in figures],

@@ -129,6 +129,6 @@ def _mark_non_monotone(axes: Axes, pools: pd.DataFrame) -> None:
                 f"{larger.recomputed_tokens_per_preemption:.1f} positions per eviction)",
                 fontsize=8.5,
             )
-            ring = {"marker": "o", "markersize": 15, "markerfacecolor": "none", "color": "0.2", "clip_on": False}
-            axes.plot(smaller.pool_blocks, 100 * smaller.recompute_fraction, **ring)
+            ringed = (smaller.pool_blocks, 100 * smaller.recompute_fraction)
+            axes.plot(*ringed, "o", markersize=15, markerfacecolor="none", color="0.2", clip_on=False)
             return

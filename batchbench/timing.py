@@ -210,11 +210,6 @@ class ContinuousTiming:
     # ---- latency ------------------------------------------------------------------------
 
     @cached_property
-    def finished_at(self) -> dict[str, int]:
-        """Request id -> the iteration of its last token, in submission order."""
-        return {r.request_id: at for r, at in zip(self.requests, self.record.finished, strict=True)}
-
-    @cached_property
     def latencies(self) -> dict[str, int]:
         """Request id -> iterations from its arrival to its last token, both included."""
         record = self.record
@@ -251,12 +246,12 @@ class ContinuousTiming:
 
     @property
     def preempted_latencies_s(self) -> tuple[float, ...]:
-        """As preempted_latencies, in measured seconds."""
+        """As preempted_latencies, in seconds."""
         return tuple(v for rid, v in self.latencies_s.items() if rid in self.preempted_at)
 
     @property
     def straight_through_latencies_s(self) -> tuple[float, ...]:
-        """As straight_through_latencies, in measured seconds."""
+        """As straight_through_latencies, in seconds."""
         return tuple(v for rid, v in self.latencies_s.items() if rid not in self.preempted_at)
 
     @property

@@ -91,6 +91,16 @@ def _requests(workload: Workload, clock: WorkloadClock, asked: _Asked) -> Iterat
         name = f"r{number}"
         before = RequestSpec(name, prompt, output_tokens, arrival, sampling, priority, after, history_tokens, line)
         yield before
+    _require_all_busy(workload, len(ends) + 1)
+
+
+def _require_all_busy(workload: Workload, conversations: int) -> None:
+    """Raise ScenarioError if there are users who never send, or groups that nobody is of."""
+    users = workload.arrivals.users if isinstance(workload.arrivals, ClosedLoop) else 0
+    groups = (workload.prefix.groups if workload.prefix else None) or 0
+    for key, number in (("arrivals.users", users), ("prefix.groups", groups)):
+        if number > conversations:
+            raise ScenarioError(f"{key} is {number}, but there are only {conversations} conversations")
 
 
 def _limited(requests: Iterable[RequestSpec]) -> Iterator[RequestSpec]:

@@ -68,7 +68,7 @@ class TraceSource(Frozen):
     )
     max_output_tokens: Tokens | None = Field(None, description="Rows with a longer output are dropped; likewise.")
     max_requests: Requests | None = Field(None, description="Of the rows that are left, the first so many to arrive.")
-    rate_scale: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = Field(
+    rate_scale: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)] = Field(
         1.0, description="How many times as fast as recorded requests arrive: times are divided by it."
     )
     length_scale: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(

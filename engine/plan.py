@@ -134,19 +134,25 @@ class Runner(Protocol):
 
 
 class NoRunner:
-    """Computes nothing: every row samples token 0. What is left is the schedule.
+    """Computes nothing, and what is left is the schedule. Every row samples token 0; where tokens would be drawn, one
+    that no other request has, since drawn texts part.
 
     reads_tokens: have plans with rows all the same.
     """
 
     def __init__(self, *, reads_tokens: bool = False) -> None:
         self.reads_tokens = reads_tokens
+        self._own: dict[str, int] = {}  # request id -> the token that stands for all that are drawn for it
 
     def check(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
         pass
 
     def execute(self, plan: Plan) -> RunOutput:
-        return RunOutput([0] * len(plan.slots), [0.0] * len(plan.slots), 0)
+        tokens = [0] * len(plan.slots)
+        for row, (request_id, how) in enumerate(zip(plan.request_ids, plan.samplings, strict=True)):
+            if how.temperature:
+                tokens[row] = self._own.setdefault(request_id, -1 - len(self._own))
+        return RunOutput(tokens, [0.0] * len(tokens), 0)
 
     def state(self) -> None:
         return None

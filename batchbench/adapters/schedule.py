@@ -33,8 +33,10 @@ class ScheduleEngineFactory:
 
 
 class ScheduleEngine(EngineAdapter):
-    """Counters are those of the real engine, event by event. With a prefix cache, unless texts that requests generate
-    happen to continue each other's prompts, which only a model can tell.
+    """Counters are those of the real engine, event by event.
+
+    With a prefix cache, unless texts that requests generate happen to continue each other's prompts, or drawn texts of
+    equal prompts happen to be equal (they are taken to differ): only a model can tell.
     """
 
     def __init__(self, settings: EngineSettings, pool_blocks: int, *, audit: bool = False) -> None:

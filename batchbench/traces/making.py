@@ -127,6 +127,7 @@ class RowMaker:
         prompt, output = (_turn(turn) for turn in turns[:2])
         if is_empty(prompt) or is_empty(output):
             return f"an empty {'prompt' if is_empty(prompt) else 'output'}"
+        _require_characters(prompt or "", output or "")
         if turns[0].get("from", "human") not in ("human", "user"):
             self._note(NOT_A_PERSON)
         return TraceRow(line, None, None, None, request_id=self._name(record), prompt=prompt, output=output)
@@ -137,10 +138,20 @@ class RowMaker:
             return "an empty prompt"
         if type(prompt) is not str:
             raise RefusedCell(f"prompt is {shown(prompt)}, must be a text")
+        _require_characters(prompt)
         output_tokens = None if is_empty(output) else read_count(output, "output length", self._note)
         if output_tokens == 0:
             return "output of 0 tokens"
         return TraceRow(line, None, None, output_tokens, prompt=prompt)
+
+
+def _require_characters(*texts: str) -> None:
+    """Raise RefusedCell for half a surrogate pair, which JSON can say and no tokenizer takes."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RefusedCell(f"its text has half a surrogate pair at character {error.start}") from None
 
 
 def fitting_sizes(prompt_tokens: int, ids: int) -> range:

@@ -313,7 +313,7 @@ def test_a_run_that_reaches_its_iterations_ends_the_sweep_and_says_what_to_raise
 
 @pytest.mark.parametrize("engine", ["own", "schedule"])
 @pytest.mark.parametrize("most", [1, 5, 9, 10])
-def test_iterations_that_are_skipped_count_too(engine, most):
+def test_iterations_that_are_run_at_once_count_too(engine, most):
     requests = [replace(one, arrival=1000 * place) for place, one in enumerate(TWO)]  # nobody is there in between
     one = engine_factory(engine, SETTINGS)(8)
     if most == 10:
@@ -355,7 +355,7 @@ def test_no_repetitions_are_no_sweep(options):
 
 def test_a_schedule_is_not_repeated():
     with pytest.raises(
-        UsageError, match="^a schedule takes no time: 2 repetitions would repeat the same counts; use 1$"
+        UsageError, match="^a schedule counts the same every time: 2 repetitions would tell nothing more; use 1$"
     ):
         sweep_pool_sizes(TWO, (8,), engine_factory("schedule", SETTINGS), repetitions=2, pacing=VIRTUAL)
 
@@ -419,7 +419,7 @@ def test_json_has_the_statistics(here, monkeypatch):  # noqa: F811
 def test_repetitions_of_a_schedule_are_refused_before_anything_runs(here, command):  # noqa: F811
     path = scenario(here, ("[engine]", RUN))
     done = invoke(*command, path, "--engine", "schedule")
-    assert_refused(done, here, "a schedule takes no time: 3 repetitions would repeat the same counts; use 1")
+    assert_refused(done, here, "a schedule counts the same every time: 3 repetitions would tell nothing more; use 1")
 
 
 def test_an_incomplete_run_leaves_no_result(here):  # noqa: F811

@@ -10,7 +10,7 @@ import pytest
 
 from batchbench import engine_factory
 from batchbench.driver import run_workload
-from batchbench.protocol import RequestSpec
+from batchbench.protocol import RequestSpec, Sampling
 from batchbench.scenario import EngineSettings
 from engine.policies import VICTIM_RULES
 from tests.batchbench.scripted import Outcomes
@@ -108,3 +108,13 @@ def test_a_scenarios_own_victim_rule_runs_only_if_the_command_line_trusts_it(tmp
         "--trust", "tests.engine.test_mechanisms",
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
+
+
+def test_drawn_texts_of_equal_prompts_are_taken_to_differ():
+    """With a prefix cache the schedule compares tokens; a drawn token of one request is no token of another."""
+    settings = EngineSettings(slots=4, block_size=4, prefix_cache=True)
+    drawn = Sampling(temperature=1.5)
+    requests = [RequestSpec(f"r{n}", tuple(range(9)), 12, 3 * n, drawn) for n in range(6)]
+    assert ledger("schedule", settings, requests, 9) == ledger("own", settings, requests, 9)
+    greedy = [RequestSpec(f"r{n}", tuple(range(9)), 12, 3 * n) for n in range(6)]
+    assert ledger("schedule", settings, greedy, 9) == ledger("own", settings, greedy, 9)

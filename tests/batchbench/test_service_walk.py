@@ -15,7 +15,7 @@ from batchbench.protocol import Point
 from batchbench.service import Service, Slo
 from batchbench.tables import point_tables
 from tests.batchbench.scripted import Outcomes, Tables
-from tests.batchbench.test_skipping import CHOICES, VIRTUAL, workload
+from tests.batchbench.test_stretch import CHOICES, VIRTUAL, workload
 
 PARTS = ("queued", "returning", "rebuilding", "decoding")
 

@@ -900,3 +900,18 @@ def test_garbage_is_refused(tmp_path, start):
                 list(open_trace(path, format_name).rows())
             assert str(path) in str(refused.value)
             assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b'{"prompt": "hi \\ud800there", "output_tokens": 4}\n'),
+        (
+            "a.json",
+            b'[{"conversations": [{"from": "human", "value": "hi \\ud800there"}, {"from": "gpt", "value": "x"}]}]',
+        ),
+    ],
+)
+def test_half_a_surrogate_pair_is_no_text(tmp_path, name, content):
+    with pytest.raises(TraceError, match="1: its text has half a surrogate pair at character 3"):
+        list(open_trace(write(tmp_path, name, content)).rows())
