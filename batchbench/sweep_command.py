@@ -99,6 +99,7 @@ def sweep(
     show_text: Annotated[
         bool, typer.Option("--show-text", help="Also print each request's prompt and completion.")
     ] = False,
+    no_plots: Annotated[bool, typer.Option("--no-plots", help="Draw nothing; batchbench plot draws later.")] = False,
     output_format: FormatOption = Format.table,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress lines.")] = False,
     debug: DebugOption = False,
@@ -132,7 +133,7 @@ def sweep(
         writer.join(timings, _provenance(scenario, timings[0], trace))
         result = load_result(tables)
         texts = text_rows(timings[0], tokenizer) if show_text and tokenizer is not None else None
-        _print_result(result, tables, draw(result, figures), texts, output_format)
+        _print_result(result, tables, [] if no_plots else draw(result, figures), texts, output_format)
         if warning := degenerate_warning(timings[0].text_repetition):
             print(warning, file=sys.stderr)
 
@@ -285,7 +286,8 @@ def _print_result(
     }
     if texts is not None:
         document["texts"] = texts
-    lines = [one_line(f"tables: {tables}/*.parquet"), one_line(f"figures: {figures[0].parent}/*.png")]
+    lines = [one_line(f"tables: {tables}/*.parquet")]
+    lines += [one_line(f"figures: {figures[0].parent}/*.png")] if figures else []
     lines += text_lines(texts or [])
     callers = service_sheet(pools, service, objectives=bool(result.run["scenario"].get("slo")))
     show(document, [sweep_sheet(pools, statistics), callers], lines, output_format)

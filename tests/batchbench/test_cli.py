@@ -675,3 +675,9 @@ def test_a_machine_without_a_compiler_is_warned_in_one_line(tmp_path):
         "warning: native kernels are not available, torch computes instead: no C++ compiler: "
         "no-such-compiler not found; install g++ or set CXX\n"
     )
+
+
+def test_no_plots_draws_nothing_and_says_nothing_of_figures(here):
+    done = invoke("sweep", str(DAY34), "--no-plots", "--out", "o", "--engine", "schedule")
+    assert done.exit_code == 0 and "figures" not in done.stdout
+    assert not [path for path in everything_under(here) if path.endswith(".png")]

@@ -78,7 +78,9 @@ def test_its_ledger_is_the_real_engines_event_by_event(first):
 
 
 def test_a_sweep_without_a_model_says_that_no_text_was_computed(tmp_path):
-    done = invoke("sweep", str(DAY34), "--engine", "schedule", "--out", str(tmp_path / "out"), "--format", "json")
+    done = invoke(
+        "sweep", str(DAY34), "--engine", "schedule", "--out", str(tmp_path / "out"), "--format", "json", "--no-plots"
+    )
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     published = [0.0, 0.217, 0.263, 0.321, 0.399, 0.375]
