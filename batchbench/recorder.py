@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Protocol
@@ -267,25 +267,23 @@ class Recorder:
 
     def _check(self, iteration: int, outcome: Happened) -> None:
         """Evictions come first in an iteration, then admissions, then last tokens."""
-        evicted, admissions, finished = outcome.preempted or (), outcome.admissions, outcome.finished
-        if admissions is None:
-            self._running = None
-        if not (evicted or admissions or finished or outcome.prefills):
-            return
-        admitted = [admission.request_id for admission in admissions or ()]
-        prefilled = [prefill.request_id for prefill in outcome.prefills or ()]
-        self._check_arrived(iteration, (*evicted, *admitted, *prefilled, *finished))
-        for request_id in evicted:
-            if self.finished[self.index[request_id]] >= 0:
+        running, finished = self._running, outcome.finished
+        if outcome.admissions is None:
+            self._running = running = None
+        for request_id in outcome.preempted or ():
+            if self.finished[self._place(iteration, request_id)] >= 0:
                 raise self._refuse(iteration, f"{request_id!r} is evicted after it finished")
             self._leaves(iteration, request_id, "is evicted")
-        for request_id in admitted:
-            if self._running is not None and request_id in self._running:
-                raise self._refuse(iteration, f"{request_id!r} is admitted, but was running")
-            if self._running is not None:
-                self._running.add(request_id)
+        for admission in outcome.admissions or ():
+            self._place(iteration, admission.request_id)
+            if running is not None:
+                if admission.request_id in running:
+                    raise self._refuse(iteration, f"{admission.request_id!r} is admitted, but was running")
+                running.add(admission.request_id)
+        for prefill in outcome.prefills or ():
+            self._place(iteration, prefill.request_id)
         for place, request_id in enumerate(finished):
-            if self.finished[self.index[request_id]] >= 0 or request_id in finished[:place]:
+            if self.finished[self._place(iteration, request_id)] >= 0 or request_id in finished[:place]:
                 raise self._refuse(iteration, f"{request_id!r} finishes twice")
             self._leaves(iteration, request_id, "finishes")
 
@@ -296,12 +294,14 @@ class Recorder:
             place = next(n for n, collected in enumerate(between) if collected != len(self._open))
             raise self._refuse_tokens(first + begin + place, between[place])
 
-    def _check_arrived(self, iteration: int, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            if request_id not in self.index:
-                raise self._refuse(iteration, f"{request_id!r} was never submitted")
-            if not 0 <= self.arrived[self.index[request_id]] <= iteration:
-                raise self._refuse(iteration, f"{request_id!r} is ahead of its arrival")
+    def _place(self, iteration: int, request_id: str) -> int:
+        """Of a request that has arrived by then."""
+        place = self.index.get(request_id)
+        if place is None:
+            raise self._refuse(iteration, f"{request_id!r} was never submitted")
+        if not 0 <= self.arrived[place] <= iteration:
+            raise self._refuse(iteration, f"{request_id!r} is ahead of its arrival")
+        return place
 
     def _leaves(self, iteration: int, request_id: str, how: str) -> None:
         if self._running is None:

@@ -135,14 +135,15 @@ class Engine:
             return None
         self._require_whole()
         self._failed, stretch = True, Stretch()
-        while until.left > 0 and len(stretch) < until.most and self.has_work:
-            if not glide(self.scheduler, stretch, until):
-                decide_one(self.scheduler, stretch, until)
-                self._note_progress(
-                    stretch.collected_tokens[-1], bool(self.scheduler.draft.evicted or stretch.issued_tokens[-1])
-                )
+        while until.goes_on(stretch) and self.has_work:
+            if glide(self.scheduler, stretch, until):
+                self._idle = 0
             if self.with_audit:
                 audit(self.scheduler)
+            if until.goes_on(stretch) and self.has_work:
+                decide_one(self.scheduler, stretch, until)
+                moved = bool(stretch.issued_tokens[-1] or self.scheduler.draft.evicted)
+                self._note_progress(stretch.collected_tokens[-1], moved)
         self._failed = False
         return stretch
 

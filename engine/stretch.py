@@ -55,6 +55,9 @@ class Until:
     most: int
     watched: Collection[str] = ()
 
+    def goes_on(self, stretch: Stretch) -> bool:
+        return self.left > 0 and len(stretch.issued_tokens) < self.most
+
     def spend(self, amount: int, finished: Sequence[str]) -> None:
         self.left -= amount
         if self.watched and not self.left <= 0 and not set(finished).isdisjoint(self.watched):
@@ -92,12 +95,12 @@ def decide_one(scheduler: Scheduler, stretch: Stretch, until: Until) -> None:
 def glide(scheduler: Scheduler, stretch: Stretch, until: Until) -> bool:
     """Iterations in which requests decode, grow and finish, as long as the rules have nothing else to decide.
 
-    False if there is none such.
+    Returns whether there was one.
     """
-    begin = len(stretch)
-    while until.left > 0 and scheduler.glides() and _decode(scheduler, stretch, until):
+    begin = len(stretch.issued_tokens)
+    while until.goes_on(stretch) and scheduler.glides() and _decode(scheduler, stretch, until):
         pass
-    return len(stretch) > begin
+    return len(stretch.issued_tokens) > begin
 
 
 def _decode(scheduler: Scheduler, stretch: Stretch, until: Until) -> bool:
