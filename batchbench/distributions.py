@@ -42,14 +42,18 @@ class FixedLength(Frozen):
         return lambda u: self.value
 
 
+def _require_range(least: float, greatest: float) -> None:
+    if least > greatest:
+        raise ValueError(f"min = {least} is above max = {greatest}")
+
+
 class _Ranged(Frozen):
     min: Tokens = Field(1, description="Least length.")
     max: Tokens = Field(MAX_TOKENS, description="Greatest length.")
 
     @model_validator(mode="after")
     def _a_range(self) -> _Ranged:
-        if self.min > self.max:
-            raise ValueError(f"min = {self.min} is above max = {self.max}")
+        _require_range(self.min, self.max)
         return self
 
 
@@ -147,8 +151,7 @@ class UniformDelay(Frozen):
 
     @model_validator(mode="after")
     def _a_range(self) -> UniformDelay:
-        if self.min > self.max:
-            raise ValueError(f"min = {self.min} is above max = {self.max}")
+        _require_range(self.min, self.max)
         return self
 
     def quantile(self) -> Quantile:

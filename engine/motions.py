@@ -138,26 +138,21 @@ class Motions:
 
     # ---- blocks --------------------------------------------------------------------------
 
-    def grow(self, growers: Sequence[Request]) -> bool:
-        """Give each a block more, if there is one for each."""
-        if len(growers) > len(self.blocks):
-            return False
-        for request in growers:
-            self._allocate(request, 1)
-        return True
-
     def grow_all(self) -> bool:
         """Give everybody the block that it needs; False, and nothing is done, if there are too few."""
         now, blocks = self.pace.now, self.blocks
-        due = self._grow_at.pop(now, None)
+        due = self._grow_at.get(now)
         if due is None:
             return True
         if not isinstance(blocks, BlockCount) or len(due) > blocks.left:
-            growers = _in_order([request for request in due if self._outgrown(request)])
-            if not self.grow(growers):
+            growers = self.growers()
+            if len(growers) > len(blocks):
                 self._grow_at[now] = growers
                 return False
+            for request in growers:
+                self._allocate(request, 1)
             return True
+        del self._grow_at[now]
         taken, size = 0, self.config.block_size
         later = self._grow_at[now + size]  # as _allocate does, without a call for each
         for request in due:

@@ -60,7 +60,7 @@ class Until:
 
     def spend(self, amount: int, finished: Sequence[str]) -> None:
         self.left -= amount
-        if self.watched and not self.left <= 0 and not set(finished).isdisjoint(self.watched):
+        if any(request_id in self.watched for request_id in finished):
             self.left = 0
 
 
