@@ -6,14 +6,7 @@ from typing import Annotated
 
 import typer
 
-from batchbench import (
-    cost_command,
-    inspect_command,
-    machine_commands,
-    plot_command,
-    scenario_commands,
-    sweep_command,
-)
+from batchbench.commands import cost, inspect, machine, plot, scenario, sweep
 from batchbench.environment import versions
 
 app = typer.Typer(
@@ -41,5 +34,5 @@ def _program(
     pass
 
 
-for commands in (sweep_command, scenario_commands, plot_command, machine_commands, cost_command, inspect_command):
+for commands in (sweep, scenario, plot, machine, cost, inspect):
     commands.register(app)  # in the order of the help

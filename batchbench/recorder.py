@@ -239,7 +239,11 @@ class Recorder:
             self.runs = None
         if self.runs is None:
             return
-        for request_id in (*(outcome.preempted or ()), *(outcome.paused or ())):
+        for request_id in outcome.preempted or ():
+            self._close(request_id, iteration)
+        for request_id in outcome.paused or ():
+            if request_id not in self._open:
+                raise self._refuse(iteration, f"{request_id!r} gets no more tokens for now, but got none before")
             self._close(request_id, iteration)
         for request_id in outcome.began or ():
             if request_id in self._open or request_id not in self.index:

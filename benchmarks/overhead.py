@@ -26,7 +26,7 @@ from batchbench import (
 )
 from batchbench.demand import resolve_points
 from batchbench.driver import run_workload
-from batchbench.plots import draw_all
+from batchbench.figures.drawing import draw_all
 from batchbench.protocol import Point
 from batchbench.recorder import LedgerSink
 from batchbench.results import ResultWriter, load_result

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from batchbench.asking import describe
 from batchbench.cli import app
-from batchbench.present import Format
+from batchbench.commands.present import Format
 from batchbench.results import load_result
 from batchbench.scenario import Scenario
 from batchbench.schema import TABLES
@@ -123,7 +123,7 @@ def test_dry_run_predicts_and_writes_nothing(here):
 def test_a_dry_run_describes_one_engine_per_choice(here, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "batchbench.sweep_command.describe", lambda make, point: asked.append(point) or describe(make, point)
+        "batchbench.commands.sweep.describe", lambda make, point: asked.append(point) or describe(make, point)
     )
     path = scenario(here, ("pools = [48, 32, 24, 16, 12, 8]", "pools = [48, 12, 8]\nslots = [6, 2]"))
     document = json.loads(invoke("sweep", path, "--dry-run", "--format", "json").stdout)
@@ -144,7 +144,7 @@ def test_numerics_is_the_options_or_the_files(here, file, option, want):
 
 
 def test_every_table_of_a_fast_sweep_says_so(here, monkeypatch):
-    drawn = "batchbench.sweep_command.draw"  # takes seconds, thrice
+    drawn = "batchbench.commands.sweep.draw"  # takes seconds, thrice
     monkeypatch.setattr(drawn, lambda result, folder: [folder / "none.png"])
     path = scenario(here, ("[48, 32, 24, 16, 12, 8]", "[48, 12]"))
     done = {name: invoke("sweep", path, "--numerics", "fast", "--format", name) for name in Format}
@@ -203,7 +203,7 @@ NAME = 'name = "day34"'
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures take seconds."""
-    monkeypatch.setattr("batchbench.sweep_command.draw", lambda result, folder: [folder / "none.png"])
+    monkeypatch.setattr("batchbench.commands.sweep.draw", lambda result, folder: [folder / "none.png"])
 
 
 def second_table(path, *options):
@@ -635,7 +635,7 @@ def test_a_failing_engine_exits_with_1_and_debug_brings_the_traceback(here, monk
 
 
 def test_a_bug_of_ours_is_one_line_too(here, monkeypatch):
-    monkeypatch.setattr("batchbench.prepare.build_requests", lambda *_: 1 / 0)
+    monkeypatch.setattr("batchbench.commands.prepare.build_requests", lambda *_: 1 / 0)
     done = invoke("sweep", str(DAY34))
     assert done.exit_code == 1
     assert done.stderr == "internal error: ZeroDivisionError: division by zero (--debug shows where)\n"

@@ -89,7 +89,7 @@ def test_results_open_without_torch():
 import sys
 sys.modules["torch"] = None  # importing it now raises
 from pathlib import Path
-from batchbench.plots import draw_all
+from batchbench.figures.drawing import draw_all
 from batchbench.results import load_result
 draw_all(load_result("results/day34"), Path(sys.argv[1]))
 """

@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from batchbench import build_requests, engine_factory, load_scenario, plots, sweep_pool_sizes
-from batchbench.bands import bands, medians
+from batchbench import build_requests, engine_factory, load_scenario, sweep_pool_sizes
 from batchbench.clocks import IterationCost
 from batchbench.driver import Pacing
-from batchbench.plot_style import DARK, LIGHT, MID, draw_state
-from batchbench.pool_plots import begin_s
-from batchbench.request_plots import DRAWN_REQUESTS
+from batchbench.figures.bands import bands, medians
+from batchbench.figures.drawing import closer_look, draw_all
+from batchbench.figures.pool_use import begin_s, pool_use
+from batchbench.figures.rows import rows_against_positions
+from batchbench.figures.service import service, victims
+from batchbench.figures.slots import DRAWN_STAYS, slot_timeline
+from batchbench.figures.staircase import DRAWN_REQUESTS, staircase
+from batchbench.figures.style import DARK, LIGHT, MID, STYLE, draw_state
+from batchbench.figures.sweep import pool_sweep
 from batchbench.results import Result, load_result
-from batchbench.service_plots import victims
-from batchbench.slot_plots import DRAWN_STAYS
 from batchbench.stays import RESUME, stays_of
 from tests.batchbench.scripted import Saves, it, request, result_of
 from tests.batchbench.test_tables import day34  # noqa: F401  # the fixture
@@ -31,7 +34,7 @@ def result(day34):  # noqa: F811
 
 @pytest.fixture(autouse=True)
 def style():
-    with mpl.rc_context(plots.STYLE):
+    with mpl.rc_context(STYLE):
         yield
 
 
@@ -40,7 +43,7 @@ def texts(figure):
 
 
 def test_every_figure_is_a_picture_and_stays_legible_in_grey(result, tmp_path):
-    paths = plots.draw_all(result, tmp_path / "p")
+    paths = draw_all(result, tmp_path / "p")
     assert [p.name for p in paths] == [
         "pool_sweep.png", "staircase.png", "slot_timeline.png", "pool_use.png", "service.png", "victims.png",
         "rows_against_positions.png",
@@ -58,7 +61,7 @@ def test_the_phases_differ_in_grey_as_well_as_in_colour():
 
 
 def test_pool_sweep_names_the_pool_that_evicts_more_and_recomputes_less(result):
-    shown = texts(plots.pool_sweep(result))
+    shown = texts(pool_sweep(result))
     assert "(8 blocks evict more than 12, yet recompute less:\n12.0 against 15.3 positions per eviction)" in shown
     for label in ("pool [blocks]", "evictions per request", "share of forward positions [%]", "latency ratio"):
         assert label in shown
@@ -67,13 +70,13 @@ def test_pool_sweep_names_the_pool_that_evicts_more_and_recomputes_less(result):
 @pytest.mark.parametrize(("numerics", "marked"), [("fast", True), ("exact", False)])
 def test_figures_say_when_numerics_is_fast(result, numerics, marked):
     result = Result({**result.run, "engine": {"slots": 6, "numerics": numerics}}, result.files)
-    for figure in (plots.pool_sweep(result), plots.staircase(result), plots.slot_timeline(result, 4),
-                   plots.rows_against_positions(result, 4)):  # fmt: skip
+    for figure in (pool_sweep(result), staircase(result), slot_timeline(result, 4),
+                   rows_against_positions(result, 4)):  # fmt: skip
         assert ("day34 (fast numerics): " in texts(figure)) == marked
 
 
 def test_staircase_has_a_panel_per_pool_and_every_latency(result):
-    shown = texts(plots.staircase(result))
+    shown = texts(staircase(result))
     for pool in (48, 32, 24, 16, 12, 8):
         assert f"pool of {pool} blocks" in shown
     for latency in (24, 28, 36, 44, 56, 64, 100):
@@ -87,7 +90,7 @@ def assert_one_request_a_slot(stays):
 
 
 def test_slot_timeline_draws_each_stay(result):
-    figure = plots.slot_timeline(result, 4)
+    figure = slot_timeline(result, 4)
     stays = stays_of(result, 4)
     assert len(stays) == 13 and stays.evicted.sum() == 7 and (stays.begins == RESUME).sum() == 7
     assert_one_request_a_slot(stays)
@@ -96,13 +99,13 @@ def test_slot_timeline_draws_each_stay(result):
 
 
 def test_rows_against_positions_shows_both_counts(result):
-    shown = texts(plots.rows_against_positions(result, 4))
+    shown = texts(rows_against_positions(result, 4))
     assert shown.count("144") == 6
     assert all(f" {n} " in shown for n in (168, 212, 224, 240, 268, 256))
 
 
 def test_the_closer_look_is_at_the_pool_that_recomputes_most(result):
-    assert plots.closer_look(result, None) == 4
+    assert closer_look(result, None) == 4
 
 
 def odd_result(folder, requests, script, **options):
@@ -113,27 +116,27 @@ def odd_result(folder, requests, script, **options):
 def test_an_engine_that_reports_little_still_gets_its_figures(tmp_path):
     script = [it(2), it(1, preempted=("a",)), it(1), it(2, finished=("a", "b"))]
     odd = odd_result(tmp_path, [request("a", 3), request("b", 3)], script)
-    names = [path.name for path in plots.draw_all(odd, tmp_path)]
+    names = [path.name for path in draw_all(odd, tmp_path)]
     assert names == [
         "pool_sweep.png",
         "staircase.png",
         "service.png",
         "rows_against_positions.png",
     ]  # no slots, no timeline
-    assert "no iteration is known" in texts(plots.rows_against_positions(odd, 0))
+    assert "no iteration is known" in texts(rows_against_positions(odd, 0))
 
 
 def test_a_single_pool_with_a_single_request_draws(tmp_path):
     odd = odd_result(tmp_path, [request("a", 1)], [it(1, finished=("a",))])
-    plots.draw_all(odd, tmp_path)
-    assert "same text" not in texts(plots.pool_sweep(odd))
+    draw_all(odd, tmp_path)
+    assert "same text" not in texts(pool_sweep(odd))
 
 
 def test_many_requests_draw_without_labels_that_collide(tmp_path):
     requests = [request(f"r{n}", 1) for n in range(200)]
     odd = odd_result(tmp_path, requests, [it(1, finished=(r.request_id,)) for r in requests], slots=1)
-    plots.draw_all(odd, tmp_path)
-    assert "r100" not in texts(plots.staircase(odd))
+    draw_all(odd, tmp_path)
+    assert "r100" not in texts(staircase(odd))
 
 
 # ---- figures of waiting, of the pool, of the victims --------------------------------------------
@@ -181,7 +184,7 @@ def traffic(tmp_path_factory):
 
 
 def test_pool_use_shows_every_pool_with_those_who_run_and_wait(result):
-    figure = plots.pool_use(result)
+    figure = pool_use(result)
     shown = texts(figure)
     assert all(f"pool of {n} blocks" in shown for n in (48, 32, 24, 16, 12, 8))
     assert len(figure.axes) == 3 * 6 and shown.count("waiting") == shown.count("running") == 6
@@ -194,7 +197,7 @@ def test_pool_use_shows_every_pool_with_those_who_run_and_wait(result):
 
 
 def test_pool_use_is_in_seconds_where_the_clock_is_and_says_that_it_draws_bands(traffic):
-    figure = plots.pool_use(traffic)
+    figure = pool_use(traffic)
     assert "time [s]" in texts(figure) and "band: least to greatest, line: mean" in texts(figure)
     end = (traffic.tables["requests"]["arrival_s"] + traffic.tables["requests"]["latency_s"]).max()
     assert end <= figure.axes[0].get_xlim()[1] <= 1.1 * end
@@ -216,7 +219,7 @@ def test_when_an_iteration_began_is_told_from_who_arrived_and_finished(traffic, 
 
 
 def test_service_draws_percentiles_and_objectives(traffic):
-    figure = plots.service(traffic)
+    figure = service(traffic)
     assert [axes.get_title() for axes in figure.axes] == [
         "To the first token", "Between two tokens", "From arrival to last token",
     ]  # fmt: skip
@@ -230,12 +233,12 @@ def test_service_draws_percentiles_and_objectives(traffic):
 
 
 def test_only_texts_that_were_computed_are_said_to_be_the_same(result, traffic):
-    assert "every pool produced the same text" in texts(plots.pool_sweep(result))
-    assert "same text" not in texts(plots.pool_sweep(traffic))
+    assert "every pool produced the same text" in texts(pool_sweep(result))
+    assert "same text" not in texts(pool_sweep(traffic))
 
 
 def test_service_without_times_is_in_iterations(result):
-    figure = plots.service(result)
+    figure = service(result)
     assert "[iterations]" in texts(figure) and "[s]" not in texts(figure) and "slo" not in texts(figure)
 
 
@@ -273,11 +276,11 @@ pools = [64, 24, 14]
         assert_one_request_a_slot(stays)
         forwarded = [((stays.start <= n) & (n < stays.held)).sum() for n in iterations["iteration"]]
         assert forwarded == list(iterations["issued_tokens"])
-        assert "finished, still forwarded" in texts(plots.slot_timeline(static, point))
+        assert "finished, still forwarded" in texts(slot_timeline(static, point))
 
 
 def test_pools_ascend_on_every_axis(result):
-    rows = plots.rows_against_positions(result, 4).axes[1]
+    rows = rows_against_positions(result, 4).axes[1]
     assert [label.get_text() for label in rows.get_xticklabels()] == ["8", "12", "16", "24", "32", "48"]
 
 
@@ -329,7 +332,7 @@ def test_a_state_is_drawn_whole_or_as_its_bands_and_never_outside_them(count):
 def test_many_requests_are_summarised_and_the_figure_says_so(traffic):
     assert len(traffic.point("requests", 1)) > DRAWN_REQUESTS and len(stays_of(traffic, 1)) > DRAWN_STAYS
     assert_one_request_a_slot(stays_of(traffic, 1))
-    figure = plots.staircase(traffic)
+    figure = staircase(traffic)
     assert "1,500 requests are too many to draw each" in texts(figure)
     requests = traffic.point("requests", 1).sort_values("arrival_iteration", kind="stable")
     latency, (above, below) = requests["latency_iterations"].to_numpy(), figure.axes[2:4]
@@ -340,7 +343,7 @@ def test_many_requests_are_summarised_and_the_figure_says_so(traffic):
     assert list(line.get_data().values) == list(medians(latency, edges))
     total = (evicted.get_data().values * np.diff(edges)).sum()
     assert round(total) == traffic.tables["pools"]["preemptions"][1] > 0  # every one is drawn
-    shown = texts(plots.slot_timeline(traffic, 1))
+    shown = texts(slot_timeline(traffic, 1))
     assert "stays are too many to draw each" in shown and "Band: least to greatest" in shown
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchbench.commands.present import plan_rows
 from batchbench.predict import floor_iterations, floor_positions, read_bandwidth_bytes_per_s
-from batchbench.present import plan_rows
 from batchbench.protocol import EngineDescription, Point
 from tests.batchbench.scripted import request
 from tests.helpers import bare_engine, drain

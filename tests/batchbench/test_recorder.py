@@ -42,6 +42,11 @@ ADMITTED = told(1, began=("a",), admissions=(Admission("a"),))
     [
         ((), told(1, finished=("x",), began=("x",)), "iteration 0: 'x' was never submitted"),
         ((), told(1, began=("x",)), "iteration 0: 'x' begins to get tokens, but gets some or is unknown"),
+        (
+            (told(1, began=("a",)),),
+            told(1, paused=("b",)),
+            "iteration 1: 'b' gets no more tokens for now, but got none",
+        ),
         ((told(1, began=("a",)),), told(1, began=("a",)), "iteration 1: 'a' begins to get tokens, but gets some"),
         ((), told(2, began=("a",)), "iteration 0: 2 tokens are collected, 1 requests get one"),
         ((told(2, began=("a", "b")),), told(2, paused=("b",)), "iteration 1: 2 tokens are collected, 1 requests"),

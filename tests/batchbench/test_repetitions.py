@@ -20,10 +20,10 @@ from batchbench import (
 )
 from batchbench.adapters.fake import FakeClock, ScriptedEngine
 from batchbench.clocks import NS, IterationCost
+from batchbench.commands.present import sweep_sheet
 from batchbench.driver import Limits, Pacing, run_workload
 from batchbench.errors import CountsDiffer, EngineFailed, OutcomeRefused, ScenarioError, TextsDiffer, UsageError
 from batchbench.intervals import median_interval
-from batchbench.present import sweep_sheet
 from batchbench.repetitions import measured
 from batchbench.results import load_result
 from batchbench.scenario import EngineSettings, Scenario
@@ -391,7 +391,7 @@ def test_a_scenario_without_the_table_runs_once():
     ("options", "want"), [((), (1, 3)), (("--repetitions", "2"), (1, 2)), (("--warmup", "0"), (0, 3))]
 )
 def test_sweep_repeats_as_the_scenario_or_the_options_say(here, monkeypatch, options, want):  # noqa: F811
-    monkeypatch.setattr("batchbench.sweep_command.draw", lambda result, folder: [folder / "none.png"])
+    monkeypatch.setattr("batchbench.commands.sweep.draw", lambda result, folder: [folder / "none.png"])
     path = scenario(here, ("[engine]", RUN), ("[48, 32, 24, 16, 12, 8]", "[48, 12]"))
     done = invoke("sweep", path, "--out", "o", *options)
     assert done.exit_code == 0, done.output
@@ -408,7 +408,7 @@ def test_sweep_repeats_as_the_scenario_or_the_options_say(here, monkeypatch, opt
 
 
 def test_json_has_the_statistics(here, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("batchbench.sweep_command.draw", lambda result, folder: [folder / "none.png"])
+    monkeypatch.setattr("batchbench.commands.sweep.draw", lambda result, folder: [folder / "none.png"])
     path = scenario(here, ("[48, 32, 24, 16, 12, 8]", "[48]"))
     document = json.loads(invoke("sweep", path, "--format", "json", "--repetitions", "2").stdout)
     assert {row["n"] for row in document["statistics"]} == {2}
@@ -432,10 +432,10 @@ def test_an_incomplete_run_leaves_no_result(here):  # noqa: F811
 
 def test_counts_that_differ_leave_nothing(here, monkeypatch):  # noqa: F811
     """An engine that evicts once more whenever it is built again."""
-    monkeypatch.setattr("batchbench.sweep_command.engine_factory", lambda *_, **__: Machine({1: {"script": EVICTED}}))
+    monkeypatch.setattr("batchbench.commands.sweep.engine_factory", lambda *_, **__: Machine({1: {"script": EVICTED}}))
     text = 'name = "x"\n[engine]\nslots = 1\n[workload]\nlengths = [[1, 3]]\n[sweep]\npools = [8]\n'
     (here / "x.toml").write_text(text)
-    monkeypatch.setattr("batchbench.prepare.build_requests", lambda *_, **__: (request("a", 3),))
+    monkeypatch.setattr("batchbench.commands.prepare.build_requests", lambda *_, **__: (request("a", 3),))
     done = invoke("sweep", "x.toml", "--repetitions", "2", "--no-progress", "--out", "o")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "counts differ, so there are no timings: recomputed_tokens is" in done.stderr

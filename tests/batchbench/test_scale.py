@@ -79,13 +79,13 @@ def large(tmp_path_factory):
 MEASURE = """
 import resource, sys, time
 from pathlib import Path
-import batchbench.plots, batchbench.results
+import batchbench.figures.drawing, batchbench.results
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, began = peak(), time.perf_counter()
 result = batchbench.results.load_result(sys.argv[1])
 print(peak() - before, time.perf_counter() - began)
 began = time.perf_counter()
-batchbench.plots.draw_all(result, Path(sys.argv[2]))
+batchbench.figures.drawing.draw_all(result, Path(sys.argv[2]))
 print(peak() - before, time.perf_counter() - began)
 """
 

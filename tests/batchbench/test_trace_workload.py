@@ -14,10 +14,10 @@ from typing import get_args
 import pytest
 
 from batchbench import engine_factory, engine_tokenizer, load_scenario
+from batchbench.commands.prepare import pacing_of
 from batchbench.driver import run_workload
 from batchbench.errors import ScenarioError, TraceError, UsageError
 from batchbench.ledger import LEDGER
-from batchbench.prepare import pacing_of
 from batchbench.protocol import Point
 from batchbench.recording import half_up, read_recording
 from batchbench.results import load_result

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from batchbench.bands import bin_edges, medians, sums
-from batchbench.plot_style import (
+from batchbench.figures.bands import bin_edges, medians, sums
+from batchbench.figures.style import (
     ALERT,
     DARK,
     LIGHT,

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from batchbench.command import DebugOption, draw, errors
-from batchbench.present import one_line
+from batchbench.commands.present import one_line
+from batchbench.commands.shared import DebugOption, draw, errors
 from batchbench.results import load_result, require_writable
 
 

@@ -16,7 +16,7 @@ from batchbench import cost
 from batchbench.calibration import Calibration
 from batchbench.errors import BatchbenchError
 from batchbench.eviction_cost import TOLERANCE, EvictionCost, PointCost
-from batchbench.plot_style import ALERT, DARK, LIGHT, MID, STYLE
+from batchbench.figures.style import ALERT, DARK, LIGHT, MID, STYLE
 
 _TOY_TOKENS = 4096
 _STYLES = ("--", "-.", ":")  # of slower, given and faster links

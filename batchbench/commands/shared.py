@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from batchbench.commands.present import Format, Sheet, one_line, to_json
 from batchbench.errors import BatchbenchError
-from batchbench.present import Format, Sheet, one_line, to_json
 from batchbench.results import Result
 
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -73,6 +73,6 @@ def printable(text: str) -> str:
 
 def draw(result: Result, folder: Path, point: int | None = None) -> list[Path]:
     """A result's figures; point: of the slot timeline, the one that recomputes most if None."""
-    from batchbench.plots import draw_all  # matplotlib takes a second to import
+    from batchbench.figures.drawing import draw_all  # matplotlib takes a second to import
 
     return draw_all(result, folder, point)

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from batchbench.bands import bin_edges, sums
-from batchbench.plot_style import ALERT, DARK, LIGHT, MID, bars, count_axis, draw_state, point_name, title
+from batchbench.figures.bands import bin_edges, sums
+from batchbench.figures.style import ALERT, DARK, LIGHT, MID, bars, count_axis, draw_state, point_name, title
 from batchbench.results import Result
 from batchbench.stays import PREFILL, RESUME, SWAPPED, Stays, stays_of
 

@@ -10,15 +10,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from batchbench.errors import BatchbenchError, UsageError
-from batchbench.plot_style import LINES, STYLE
-from batchbench.pool_plots import pool_use, says_pool_use
-from batchbench.request_plots import staircase
+from batchbench.figures.pool_use import pool_use, says_pool_use
+from batchbench.figures.rows import rows_against_positions
+from batchbench.figures.service import says_victims, service, victims
+from batchbench.figures.slots import slot_timeline
+from batchbench.figures.staircase import staircase
+from batchbench.figures.style import LINES, STYLE
+from batchbench.figures.sweep import compare_choices, pool_sweep, pool_sweep_by_choice
 from batchbench.results import Result
-from batchbench.row_plots import rows_against_positions
-from batchbench.service_plots import says_victims, service, victims
-from batchbench.slot_plots import slot_timeline
 from batchbench.stays import stays_of
-from batchbench.sweep_plots import compare_choices, pool_sweep, pool_sweep_by_choice
 
 
 def draw_all(result: Result, folder: Path, point: int | None = None) -> list[Path]:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from batchbench.calibration import require_savable
-from batchbench.command import DebugOption, FormatOption, errors, printable
+from batchbench.commands.present import Format, Sheet, one_line, to_json
+from batchbench.commands.shared import DebugOption, FormatOption, errors, printable
 from batchbench.errors import UsageError
-from batchbench.present import Format, Sheet, one_line, to_json
 from batchbench.trace_stats import PEAK_WINDOW_S, Demand, TraceFacts, collect, describe, kv_demand
 from batchbench.traces import FORMATS, Trace, open_trace
 
@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
             facts = collect(trace, None if window is None else _window(window))
             demand = _demand(facts, seconds_per_token)
             if plot is not None and facts.rows:
-                from batchbench.trace_plots import save_trace  # matplotlib takes a second to import
+                from batchbench.figures.trace import save_trace  # matplotlib takes a second to import
 
                 save_trace(plot, one_line(trace_file.name), facts, demand, block_size)
             _print(trace, facts, demand, block_size, plot if facts.rows else None, output_format)

@@ -14,13 +14,7 @@ from rich.console import Console
 
 from batchbench.adapters import engine_factory
 from batchbench.asking import describe
-from batchbench.command import DebugOption, FormatOption, ScenarioFile, TrustOption, draw, errors, show
-from batchbench.demand import resolve_points
-from batchbench.driver import Limits
-from batchbench.environment import git_revision, machine, versions
-from batchbench.errors import CountsDiffer, TextsDiffer, UsageError
-from batchbench.predict import read_bandwidth_bytes_per_s
-from batchbench.prepare import (
+from batchbench.commands.prepare import (
     Numerics,
     pacing_of,
     refuse_untimed,
@@ -31,7 +25,7 @@ from batchbench.prepare import (
     with_numerics,
     with_run,
 )
-from batchbench.present import (
+from batchbench.commands.present import (
     Format,
     degenerate_warning,
     one_line,
@@ -41,7 +35,14 @@ from batchbench.present import (
     text_lines,
     text_rows,
 )
-from batchbench.progress import ProgressLines
+from batchbench.commands.progress import ProgressLines
+from batchbench.commands.service_sheet import service_sheet
+from batchbench.commands.shared import DebugOption, FormatOption, ScenarioFile, TrustOption, draw, errors, show
+from batchbench.demand import resolve_points
+from batchbench.driver import Limits
+from batchbench.environment import git_revision, machine, versions
+from batchbench.errors import CountsDiffer, TextsDiffer, UsageError
+from batchbench.predict import read_bandwidth_bytes_per_s
 from batchbench.protocol import (
     EngineDescription,
     EngineFactory,
@@ -53,7 +54,6 @@ from batchbench.protocol import (
 from batchbench.recorder import LedgerSink
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
-from batchbench.service_sheet import service_sheet
 from batchbench.sweep import Pass, SweepObserver, check_sweep, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
 from batchbench.traces import Trace

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from batchbench.plot_style import DARK, LIGHT, LINES, MID, choice_name, pool_axis, records, title
+from batchbench.figures.style import DARK, LIGHT, LINES, MID, choice_name, pool_axis, records, title
 from batchbench.results import Result
 from batchbench.units import show_blocks
 
@@ -67,7 +67,7 @@ def pool_sweep_by_choice(result: Result) -> Figure:
     figure = Figure(figsize=(8.6, 6.6), layout="constrained")
     grid = figure.subplots(2, 2, sharex=True)
     for axes, (column, name, unit, scale) in zip(grid.flat, _COMPARED, strict=True):
-        for label, line in zip(pools["choices"].unique(), LINES, strict=False):
+        for label, line in zip(result.tables["pools"]["choices"].unique(), LINES, strict=False):
             mine = pools[pools["choices"] == label]
             axes.plot(mine["pool_blocks"], scale * mine[column], clip_on=False, label=choice_name(label), **line)
         axes.set(title=name, ylabel=unit, ylim=(0, None))

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from batchbench.errors import BatchbenchError
-from batchbench.plot_style import ALERT, DARK, LIGHT, MID, STYLE, thousands
+from batchbench.figures.style import ALERT, DARK, LIGHT, MID, STYLE, thousands
 from batchbench.trace_stats import Demand, Ints, TraceFacts, demand_bins
 
 _ARRIVAL_BINS, _DEMAND_BINS = 120, 160

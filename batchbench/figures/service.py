@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from batchbench.plot_style import ALERT, DARK, LIGHT, MID, choice_name, pool_axis, records, thousands, title
-from batchbench.pool_plots import in_seconds
+from batchbench.figures.pool_use import in_seconds
+from batchbench.figures.style import ALERT, DARK, LIGHT, MID, choice_name, pool_axis, records, thousands, title
 from batchbench.results import Result
 from batchbench.units import show_blocks
 

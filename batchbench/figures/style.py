@@ -13,7 +13,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from batchbench.bands import Values, bands
+from batchbench.figures.bands import Values, bands
 from batchbench.results import Result
 from batchbench.units import show_blocks
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from batchbench.bands import Values
-from batchbench.plot_style import ALERT, DARK, MID, count_axis, draw_state, finish, panels, title
+from batchbench.figures.bands import Values
+from batchbench.figures.style import ALERT, DARK, MID, count_axis, draw_state, finish, panels, title
 from batchbench.results import Result
 
 _LOOKS: tuple[dict[str, Any], ...] = (

@@ -9,9 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from batchbench.calibration import Calibration, load_calibration, require_savable
-from batchbench.command import DebugOption, FormatOption, errors, show
-from batchbench.cost import BANDWIDTH_BYTES_PER_S, MS_PER_TOKEN, VICTIM_TOKENS
-from batchbench.cost_report import (
+from batchbench.commands.cost_report import (
     calibration_document,
     comparison_lines,
     comparison_sheet,
@@ -21,9 +19,11 @@ from batchbench.cost_report import (
     evictions_sheet,
     kv_bytes,
 )
+from batchbench.commands.present import Format, Sheet, one_line
+from batchbench.commands.shared import DebugOption, FormatOption, errors, show
+from batchbench.cost import BANDWIDTH_BYTES_PER_S, MS_PER_TOKEN, VICTIM_TOKENS
 from batchbench.errors import UsageError
 from batchbench.eviction_cost import eviction_costs, point_costs, require_same_engine
-from batchbench.present import Format, Sheet, one_line
 from batchbench.results import Result, load_result
 
 
@@ -108,7 +108,7 @@ def _toy(ms_per_token: float | None, bandwidth: float | None, per_token_bytes: i
 
 def _plot_comparison(path: Path | None, measured: Calibration | None, toy: tuple[float, float, int]) -> None:
     if path is not None:
-        from batchbench.cost_plots import save_comparison  # matplotlib takes a second to import
+        from batchbench.figures.cost import save_comparison  # matplotlib takes a second to import
 
         save_comparison(path, measured, *toy)
 
@@ -120,7 +120,7 @@ def _print_evictions(
     costs = eviction_costs(result, measured)
     sums, name = point_costs(result, costs), str(result.run["scenario"]["name"])
     if plot is not None:
-        from batchbench.cost_plots import save_evictions
+        from batchbench.figures.cost import save_evictions
 
         save_evictions(plot, name, costs, sums)
     document = evictions_document(name, str(path), measured, costs, sums)

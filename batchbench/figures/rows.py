@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from batchbench.plot_style import LIGHT, MID, point_name, records, thousands, title
+from batchbench.figures.style import LIGHT, MID, point_name, records, thousands, title
 from batchbench.results import Result
 from batchbench.units import show_blocks
 
