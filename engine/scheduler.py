@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from engine.block_pool import BlockCount
 from engine.config import SchedulerConfig
 from engine.errors import EngineError, RequestRefused
 from engine.motions import Draft, Motions, PrefersSwap
@@ -143,6 +144,26 @@ class Scheduler(Motions):
         for row in finished:
             self._retire(row)
         return finished
+
+    def coast(self, most: int, free: list[int], unused: list[int]) -> list[Request]:
+        """Up to `most` ticks in which who decodes grows where it must, until some end. Returns who.
+
+        Less where the blocks run short. free, unused: blocks and positions after each tick, appended.
+        """
+        pace, blocks, decoding = self.pace, self.blocks, self.decoding
+        assert isinstance(blocks, BlockCount)
+        for _ in range(most):
+            if pace.now in self._grow_at and not self.grow_all():
+                break
+            finished = self.tick() if pace.now + 1 in self._end_at else None
+            if finished is None:
+                pace.now += 1
+                self.unused -= decoding
+            free.append(blocks.left)
+            unused.append(self.unused)
+            if finished:
+                return finished
+        return []
 
     def glides(self) -> bool:
         """Whether all that can happen next is that requests decode, grow and finish. Only without tokens."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.block_pool import BlockCount
 from engine.plan import Admission, Eviction, Prefill
 from engine.request import Request
 from engine.scheduler import Scheduler
@@ -60,7 +59,7 @@ class Until:
 
     def spend(self, amount: int, finished: Sequence[str]) -> None:
         self.left -= amount
-        if any(request_id in self.watched for request_id in finished):
+        if self.watched and any(request_id in self.watched for request_id in finished):
             self.left = 0
 
 
@@ -106,15 +105,10 @@ def glide(scheduler: Scheduler, stretch: Stretch, until: Until) -> bool:
 def _decode(scheduler: Scheduler, stretch: Stretch, until: Until) -> bool:
     """Until somebody finishes, and whether somebody did."""
     rows, decoding, running = scheduler.decoding + len(scheduler.spent), scheduler.decoding, len(scheduler.running)
-    cost, free, unused = until.cost(rows, rows), stretch.free_blocks, stretch.unused_tokens
-    first, finished = len(free), list[Request]()
-    end = min(until.most, first - (-until.left // cost))
-    blocks, grow_all, tick = scheduler.blocks, scheduler.grow_all, scheduler.tick
-    assert isinstance(blocks, BlockCount)
-    while len(free) < end and not finished and grow_all():
-        finished = tick()
-        free.append(blocks.left)
-        unused.append(scheduler.unused)
+    cost, free = until.cost(rows, rows), stretch.free_blocks
+    first = len(free)
+    most = min(until.most - first, -(-until.left // cost))
+    finished = scheduler.coast(most, free, stretch.unused_tokens)
     count = len(free) - first
     stretch.issued_tokens += [rows] * count
     stretch.collected_tokens += [decoding] * count
