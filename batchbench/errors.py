@@ -47,3 +47,9 @@ class TextsDiffer(BatchbenchError):
     """Two pools produced different text, so there are no timings."""
 
     exit_code = 4
+
+
+class Incomparable(BatchbenchError):
+    """Two results of different workloads, meanings or engines: a difference between them would say nothing."""
+
+    exit_code = 5

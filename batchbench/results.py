@@ -175,6 +175,19 @@ def _writing(folder: Path, refused: type[BatchbenchError] = BatchbenchError) -> 
         raise refused(f"output folder {folder}: {error.strerror or error}") from None
 
 
+def replace_result(folder: Path, source: Path) -> None:
+    """Make `folder` a copy of the result folder `source`. Raises UsageError if something else is there."""
+    if folder.exists():
+        load_result(folder)
+    with _writing(folder, UsageError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as copies:
+            for file in _FILES:
+                shutil.copyfile(source / file, Path(copies) / file)
+            for file in _FILES:
+                os.replace(Path(copies) / file, folder / file)
+
+
 def require_writable(folder: Path) -> None:
     """Raise UsageError if `folder` could not be written or created. Leaves nothing behind."""
     with _writing(folder, UsageError):

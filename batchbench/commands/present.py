@@ -31,17 +31,21 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Sheet:
-    """A printed table: headings over rows of finished strings. title: a line above it, none if empty."""
+    """A printed table: headings over rows of finished strings. title: a line above it, none if empty.
+
+    words: headings of columns that are no numbers.
+    """
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     title: str = ""
+    words: tuple[str, ...] = ("choices",)
 
     def print(self) -> None:
         """On standard output, as wide as it needs: a terminal may wrap it, but no figure is cut."""
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for heading in self.headings:
-            side: Literal["left", "right"] = "left" if heading == "choices" else "right"
+            side: Literal["left", "right"] = "left" if heading in self.words else "right"
             table.add_column(heading.replace(" ", "\n", 1), justify=side, no_wrap=True)
         for row in self.rows:
             table.add_row(*row)
@@ -50,7 +54,8 @@ class Sheet:
         Console(width=1000).print(table, highlight=False, markup=False)
 
     def markdown(self) -> str:
-        lines = [self.headings, ("---:",) * len(self.headings), *self.rows]
+        sides = tuple("---" if heading in self.words else "---:" for heading in self.headings)
+        lines = [self.headings, sides, *self.rows]
         above = f"{self.title}\n\n" if self.title else ""
         return above + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -1,0 +1,168 @@
+"""`batchbench compare`: results of one workload side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchbench.commands.present import Format, Sheet, one_line
+from batchbench.commands.shared import DebugOption, FormatOption, errors, show
+from batchbench.comparing import Change, Comparison, MovedEvictions, PointComparison, compare
+from batchbench.errors import UsageError
+from batchbench.results import Result, load_result, require_writable
+
+_SHOWN_REQUESTS = 8
+_MEANING = {"unknown": "unknown", "not shown": "no difference shown"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="compare")(compare_command)
+
+
+def compare_command(
+    result_folders: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Folders that sweeps wrote.")],
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC", help="What to compare, as in gate; the headlines if left out."),
+    ] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Also what is equal.")] = False,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it (.png, .svg or .pdf).")] = None,
+    output_format: FormatOption = Format.table,
+    debug: DebugOption = False,
+) -> None:
+    """Lay results of one workload side by side, each against the first, whatever engines made them.
+
+    Per pool: values, their difference and what it means; every request's latency over its own; which evictions moved.
+    """
+    with errors(debug):
+        if len(result_folders) < 2:
+            raise UsageError("compare takes at least two results")
+        if figure is not None:
+            require_writable(figure.parent)
+        results = [load_result(folder) for folder in result_folders]
+        names = _names(result_folders)
+        found = [compare(results[0], other, metric) for other in results[1:]]
+        document = {
+            "first": names[0],
+            "others": [{"name": name, **asdict(one)} for name, one in zip(names[1:], found, strict=True)],
+        }
+        sheets = [
+            sheet
+            for name, one in zip(names[1:], found, strict=True)
+            for sheet in _sheets(names[0], name, one, show_all)
+        ]
+        lines = [line for name, one in zip(names[1:], found, strict=True) for line in _lines(names[0], name, one)]
+        show(document, sheets, lines + _drawn(results, names, found, figure), output_format)
+
+
+def _drawn(
+    results: Sequence[Result], names: Sequence[str], found: Sequence[Comparison], figure: Path | None
+) -> list[str]:
+    if figure is None:
+        return []
+    from batchbench.figures.compare import save_comparison  # matplotlib takes a second to import
+
+    save_comparison(results, names, found, figure)
+    return [one_line(f"figure: {figure}")]
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """As short as tells them apart: last parts of the paths."""
+    paths = [folder.absolute().parts for folder in folders]
+    for length in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-length:]) for parts in paths]
+        if len(set(names)) == len(set(paths)):
+            break
+    return [one_line(name) for name in names]
+
+
+def _sheets(first: str, other: str, found: Comparison, show_all: bool) -> list[Sheet]:
+    rows = [
+        (point.name, *_row(change))
+        for point in found.points
+        for change in point.changes
+        if _is_known(change) and (show_all or change.verdict != "equal")
+    ]
+    headings = ("point", "metric", first, other, "difference", "verdict")
+    changes = Sheet(
+        headings,
+        tuple(tuple(map(one_line, row)) for row in rows),
+        f"{other} against {first}",
+        words=("point", "metric", "verdict"),
+    )
+    paired = tuple(
+        (
+            one_line(point.name),
+            latency.unit,
+            f"{latency.mean_ratio:.4f}x",
+            *map(str, (latency.slower, latency.faster, latency.equal)),
+            f"{latency.worst_ratio:.3f}x {one_line(latency.worst_request)}",
+        )
+        for point in found.points
+        for latency in point.latencies
+    )
+    latencies = Sheet(
+        ("point", "latency in", "mean ratio", "slower", "faster", "equal", "worst"),
+        paired,
+        f"every request's latency in {other} over its own in {first}",
+        words=("point", "latency in"),
+    )
+    moved = tuple((one_line(point.name), *_moved(point.evictions)) for point in found.points if point.evictions)
+    evictions = Sheet(
+        ("point", "as before", "moved", f"only in {first}", f"only in {other}", "victims of one only"),
+        moved,
+        "evictions, aligned by request and their order in it",
+        words=("point", "victims of one only"),
+    )
+    return [sheet for sheet in (changes, latencies, evictions) if sheet.rows]
+
+
+def _is_known(change: Change) -> bool:
+    return change.first is not None or change.other is not None
+
+
+def _row(change: Change) -> tuple[str, ...]:
+    first, other, difference = map(_number, (change.first, change.other, change.difference))
+    verdict = _MEANING.get(change.verdict, change.verdict)
+    return change.metric, first, other, difference, verdict + (f" ({change.detail})" if change.detail else "")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "null"
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"
+
+
+def _moved(evictions: MovedEvictions) -> tuple[str, ...]:
+    requests = [f"-{name}" for name in evictions.requests_only_first]
+    requests += [f"+{name}" for name in evictions.requests_only_other]
+    more = f" ... {len(requests) - _SHOWN_REQUESTS} more" if len(requests) > _SHOWN_REQUESTS else ""
+    counts = (evictions.kept, evictions.moved, evictions.only_first, evictions.only_other)
+    return (*map(str, counts), one_line(" ".join(requests[:_SHOWN_REQUESTS]) + more))
+
+
+def _lines(first: str, other: str, found: Comparison) -> list[str]:
+    changes = [change for point in found.points for change in point.changes]
+    equal = sum(change.verdict == "equal" for change in changes)
+    lines = [_text_line(other, found.points), f"{other}: {equal} of {len(changes)} figures are equal"]
+    for whose, points in ((first, found.only_first), (other, found.only_other)):
+        if points:
+            lines.append(f"only in {whose}: {'; '.join(points)}")
+    if not found.points:
+        lines.append(f"{first} and {other} have no point in common")
+    return [one_line(line) for line in lines]
+
+
+def _text_line(other: str, points: Sequence[PointComparison]) -> str:
+    texts = {point.text for point in points}
+    if "differs" in texts:
+        names = ", ".join(point.name for point in points if point.text == "differs")
+        return f"{other}: the text DIFFERS at {names}"
+    if texts == {"equal"}:
+        return f"{other}: the text is the same at every point"
+    return f"{other}: not all texts were computed, so they are not compared"

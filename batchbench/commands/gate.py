@@ -1,0 +1,150 @@
+"""`batchbench gate`: a result held to rules, for people and for CI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchbench.commands.present import Format, Sheet, one_line, to_json
+from batchbench.commands.shared import DebugOption, FormatOption, errors
+from batchbench.errors import BatchbenchError, UsageError
+from batchbench.gate_formats import as_annotations, as_document, as_junit, as_markdown, figures_of
+from batchbench.gate_rules import BOUNDS, Demands, Rule, load_demands, parse_rule
+from batchbench.gating import EXIT_CODES, Finding, judge, verdict_of
+from batchbench.results import load_result, replace_result
+from batchbench.significance import ALPHA
+
+Rules = list[str] | None
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(gate)
+
+
+def gate(
+    result_folder: Annotated[Path, typer.Argument(metavar="RESULT", help="Folder that a sweep wrote.")],
+    max: Annotated[Rules, typer.Option(metavar="METRIC[@POOL]=LIMIT", help="At most that.")] = None,
+    min: Annotated[Rules, typer.Option(metavar="METRIC[@POOL]=LIMIT", help="At least that.")] = None,
+    max_increase: Annotated[
+        Rules, typer.Option(metavar="METRIC[@POOL]=BY", help="At most so much above the baseline: 0.01, or 5%.")
+    ] = None,
+    max_decrease: Annotated[
+        Rules, typer.Option(metavar="METRIC[@POOL]=BY", help="At most so much below the baseline.")
+    ] = None,
+    equal: Annotated[Rules, typer.Option(metavar="METRIC[@POOL]", help="Exactly the baseline's.")] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Every counter of every table as in the baseline, row by row.")
+    ] = False,
+    same_text: Annotated[bool, typer.Option("--same-text", help="Every token as in the baseline.")] = False,
+    rules: Annotated[Path | None, typer.Option(metavar="FILE", help="More rules, in TOML.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="RESULT", help="What to compare with; else the rules file's.")
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Judge nothing: replace the baseline by RESULT, and print what changed.")
+    ] = False,
+    alpha: Annotated[
+        float, typer.Option(help="Largest chance of a wrong verdict on what was measured, for each rule and point.")
+    ] = ALPHA,
+    allow_varying_counters: Annotated[
+        bool, typer.Option("--allow-varying-counters", help="Gate counters of the clock `wall`, which may differ.")
+    ] = False,
+    output_format: FormatOption = Format.table,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also as JUnit XML.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also as JSON.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Also as Markdown.")] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Hold a result to rules: fixed limits, or a baseline.
+
+    Exit code 0: passed; 3: a rule failed; 5: incomparable with the baseline; 6: inconclusive, more repetitions would
+    tell; 2: a rule could not be judged, since it matched nothing, or a null.
+    """
+    with errors(debug):
+        if not 0 < alpha < 0.5:
+            raise UsageError(f"--alpha {alpha:g}: must be above 0 and below 0.5")
+        given = {"max": max, "min": min, "max_increase": max_increase, "max_decrease": max_decrease, "equal": equal}
+        asked = [parse_rule(bound, text) for bound in BOUNDS for text in given[bound] or ()]
+        demands = _demands(asked, rules, baseline, exact, same_text)
+        if update:
+            _update(result_folder, demands)
+            return
+        result = load_result(result_folder)
+        before = None if demands.baseline is None or not demands.needs_baseline else load_result(demands.baseline)
+        findings = judge(result, demands, before, alpha=alpha, allow_varying=allow_varying_counters)
+        name = str(result.run["scenario"]["name"])
+        _print(name, findings, output_format)
+        _write({junit: as_junit(name, findings), json: to_json(as_document(name, findings)) + "\n",
+                markdown: as_markdown(name, findings)})  # fmt: skip
+        if code := EXIT_CODES[verdict_of(findings)]:
+            raise typer.Exit(code)
+
+
+def _demands(asked: Sequence[Rule], file: Path | None, baseline: Path | None, exact: bool, same_text: bool) -> Demands:
+    """The file's, and the command line's beside them; the command line's baseline goes first."""
+    found = Demands() if file is None else load_demands(file)
+    return replace(
+        found,
+        rules=(*found.rules, *asked),
+        baseline=baseline or found.baseline,
+        exact=exact or found.exact,
+        same_text=same_text or found.same_text,
+    )
+
+
+def _update(result_folder: Path, demands: Demands) -> None:
+    if demands.baseline is None:
+        raise UsageError("--update: which baseline? give --baseline")
+    from batchbench.comparing import changed_counters
+
+    result, folder = load_result(result_folder), demands.baseline
+    if folder.exists():
+        if folder.samefile(result_folder):
+            raise UsageError(f"--update: {folder} is the result itself")
+        changes = changed_counters(load_result(folder), result)
+        rows = tuple(tuple(one_line(str(cell)) for cell in change) for change in changes)
+        if rows:
+            Sheet(("point", "metric", "was", "is"), rows, words=("point", "metric")).print()
+        else:
+            print("no counter of any point changed")
+    replace_result(folder, result_folder)
+    print(one_line(f"{folder} is now {result_folder}, run {result.run['run_id']}"))
+
+
+def _print(name: str, findings: Sequence[Finding], output_format: Format) -> None:
+    if output_format is Format.json:
+        print(to_json(as_document(name, findings)))
+    elif output_format is Format.markdown:
+        print(as_markdown(name, findings), end="")
+    else:
+        rows = tuple(
+            (
+                finding.verdict if finding.verdict == "passed" else finding.verdict.upper(),
+                one_line(finding.rule),
+                one_line(finding.where),
+                *figures_of(finding),
+                one_line(finding.detail),
+            )
+            for finding in findings
+        )
+        headings = ("verdict", "rule", "point", "value", "limit", "baseline", "how")
+        Sheet(headings, rows, words=("verdict", "rule", "point", "how")).print()
+        print("\n" + one_line(f"{name}: {verdict_of(findings)}"))
+    if os.environ.get("GITHUB_ACTIONS") == "true" and output_format is Format.table:
+        print("\n".join(as_annotations(findings)))
+
+
+def _write(outputs: dict[Path | None, str]) -> None:
+    for path, text in outputs.items():
+        if path is None:
+            continue
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise BatchbenchError(f"{path}: {error.strerror or error}") from None

@@ -1,0 +1,204 @@
+"""Results of one workload side by side: what each point counts and takes, whose latency changed, what was evicted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from batchbench.comparable import machine_differences, matched, require_same_workload
+from batchbench.measures import Measure, Measures, point_name
+from batchbench.results import Result
+from batchbench.significance import against_baseline
+
+Verdict = Literal["equal", "better", "worse", "differs", "not shown", "unknown"]
+HEADLINES = ("iterations", "occupancy", "preemptions", "requests_preempted", "recomputed_tokens", "recompute_fraction",
+             "rebuilt_tokens", "mean_latency_iterations", "max_latency_iterations", "paired_latency_penalty",
+             "peak_used_blocks", "fragmentation", "goodput_fraction", "collected_per_s", "duration_s", "engine_s",
+             "wall_s")  # fmt: skip
+_HIGHER = ("occupancy", "utilization", "collected_per_iteration", "collected_per_s", "goodput_requests",
+           "goodput_fraction", "goodput_per_s", "recovered_tokens", "shared_tokens")  # fmt: skip
+_LOWER = ("iterations", "waste_fraction", "padded_tokens", "prefill_rows", "recomputed_tokens", "rebuilt_tokens",
+          "recompute_fraction", "recompute_tax", "preemptions", "preemptions_per_request", "requests_preempted",
+          "thrashes", "mean_latency_iterations", "max_latency_iterations", "preempted_latency_iterations",
+          "straight_through_latency_iterations", "paired_latency_penalty", "worst_paired_latency_ratio",
+          "share_preempted", "most_preemptions", "fragmentation", "duration_s", "engine_s", "wall_s", "copy_s",
+          "swapped_tokens", "swapped_bytes", "forward_tokens")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One metric of one point in the first result and in another. detail: why a verdict is no more than it is."""
+
+    metric: str
+    first: float | None
+    other: float | None
+    verdict: Verdict
+    detail: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.first is None or self.other is None else self.other - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class PairedLatency:
+    """Every request's latency in another result over its own in the first, in `unit`."""
+
+    unit: str
+    mean_ratio: float
+    slower: int
+    faster: int
+    equal: int
+    worst_request: str
+    worst_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class MovedEvictions:
+    """Evictions aligned by request and their order in it. moved: those of both in another iteration."""
+
+    kept: int
+    moved: int
+    only_first: int
+    only_other: int
+    requests_only_first: tuple[str, ...]  # evicted there and not in the other
+    requests_only_other: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PointComparison:
+    """A point in the first result and the same one in another. evictions: None where one does not report them."""
+
+    name: str
+    places: tuple[int, int]
+    changes: tuple[Change, ...]
+    text: Literal["equal", "differs", "not computed"]
+    latencies: tuple[PairedLatency, ...]
+    evictions: MovedEvictions | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Another result against the first. Points that only one of them has are named."""
+
+    points: tuple[PointComparison, ...]
+    only_first: tuple[str, ...]
+    only_other: tuple[str, ...]
+
+
+def compare(first: Result, other: Result, metrics: Sequence[str] | None = None) -> Comparison:
+    """Point by point. metrics: HEADLINES if None. Raises Incomparable for another workload; whatever engines made them.
+
+    Raises UsageError for a name that is no metric.
+    """
+    require_same_workload(first, other)
+    pairs, mine, theirs = matched(first, other)
+    one, two = Measures(first), Measures(other)
+    foreign = machine_differences(first, other)
+    points = tuple(
+        PointComparison(
+            point_name(one.pools[here]),
+            (here, there),
+            tuple(_change(name, one.at(name, here), two.at(name, there), foreign) for name in metrics or HEADLINES),
+            _text(one.pools[here]["text_digest"], two.pools[there]["text_digest"]),
+            tuple(_latencies(first.point("requests", here), other.point("requests", there))),
+            _evictions(first, other, here, there),
+        )
+        for here, there in pairs
+    )
+    return Comparison(points, tuple(map(point_name, mine)), tuple(map(point_name, theirs)))
+
+
+def _change(metric: str, one: Measure, two: Measure, foreign: Sequence[str]) -> Change:
+    if one.value is None or two.value is None:
+        both = one.value is None and two.value is None
+        return Change(metric, one.value, two.value, "unknown", one.why if both or one.value is None else two.why)
+    if "measured" not in (one.kind, two.kind):
+        return Change(metric, one.value, two.value, _better(metric, two.value - one.value))
+    if foreign:
+        return Change(metric, one.value, two.value, "not shown", f"other machine: {'; '.join(foreign)}")
+    if not one.samples or not two.samples:
+        return Change(metric, one.value, two.value, "not shown", "measured once")
+    shown = against_baseline(two.samples, one.samples)
+    detail = f"n={len(one.samples)} and {len(two.samples)}, p={shown.p:.2g}"
+    if shown.side == "unknown":
+        return Change(metric, one.value, two.value, "not shown", detail)
+    return Change(metric, one.value, two.value, _better(metric, 1 if shown.side == "above" else -1), detail)
+
+
+def _better(metric: str, change: float) -> Verdict:
+    if change == 0:
+        return "equal"
+    if metric in _HIGHER or metric in _LOWER:
+        return "better" if (change > 0) == (metric in _HIGHER) else "worse"
+    return "differs"
+
+
+def _text(one: str | None, two: str | None) -> Literal["equal", "differs", "not computed"]:
+    if one is None or two is None:
+        return "not computed"
+    return "equal" if one == two else "differs"
+
+
+def _latencies(one: pd.DataFrame, two: pd.DataFrame) -> list[PairedLatency]:
+    """In iterations, and in seconds where both have them. Both have the same requests, in the same order."""
+    found = []
+    for column, unit in (("latency_iterations", "iterations"), ("latency_s", "s")):
+        before, after = (frame[column].to_numpy(dtype=np.float64) for frame in (one, two))
+        if np.isnan(before).any() or np.isnan(after).any() or not (before > 0).all():
+            continue
+        ratios = after / before
+        worst = int(ratios.argmax())
+        counts = (int((ratios > 1).sum()), int((ratios < 1).sum()), int((ratios == 1).sum()))
+        name = str(one["request_id"].iloc[worst])
+        found.append(PairedLatency(unit, math.fsum(ratios) / len(ratios), *counts, name, float(ratios[worst])))
+    return found
+
+
+def _evictions(first: Result, other: Result, here: int, there: int) -> MovedEvictions | None:
+    one, two = (_by_request(result, place) for result, place in ((first, here), (other, there)))
+    if one is None or two is None:
+        return None
+    both = one.keys() & two.keys()
+    kept = sum(one[key] == two[key] for key in both)
+    victims = [Counter(request for request, _ in events) for events in (one, two)]
+    return MovedEvictions(
+        kept,
+        len(both) - kept,
+        len(one) - len(both),
+        len(two) - len(both),
+        tuple(request for request in victims[0] if request not in victims[1]),
+        tuple(request for request in victims[1] if request not in victims[0]),
+    )
+
+
+def _by_request(result: Result, place: int) -> dict[tuple[str, int], int] | None:
+    """(request, which of its evictions) -> iteration."""
+    if result.rows("pools")[place]["preemptions"] is None:
+        return None
+    events, seen = dict[tuple[str, int], int](), Counter[str]()
+    frame = result.point("evictions", place, ["request_id", "iteration"])
+    for request, iteration in zip(frame["request_id"], frame["iteration"], strict=True):
+        events[(request, seen[request])] = int(iteration)
+        seen[request] += 1
+    return events
+
+
+def changed_counters(first: Result, other: Result) -> list[tuple[str, str, Any, Any]]:
+    """(point, metric, was, is) of every metric of `pools` that was counted and changed, and of the text."""
+    found: list[tuple[str, str, Any, Any]] = []
+    for point in compare(first, other, Measures(first).names()).points:
+        found += [
+            (point.name, change.metric, change.first, change.other)
+            for change in point.changes
+            if change.verdict in ("better", "worse", "differs") or (change.first is None) != (change.other is None)
+        ]
+        if point.text == "differs":
+            found.append((point.name, "text", "one", "another"))
+    return found
