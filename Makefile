@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+SCENARIOS := $(filter-out %.gate.toml,$(wildcard scenarios/*.toml))
 MODEL := models/SmolLM2-135M-Instruct
 
 .PHONY: help demo model test check soak bench bench-peers reference docs clean
@@ -47,7 +48,7 @@ bench-peers: .venv/installed  ## measure other engines beside this one (two hour
 	$(BIN)/python -m benchmarks.peers
 
 reference: model  ## run the committed scenarios again and replace results/ and plots/
-	for scenario in scenarios/*.toml; do $(BIN)/batchbench sweep $$scenario || exit 1; done
+	for scenario in $(SCENARIOS); do $(BIN)/batchbench sweep $$scenario || exit 1; done
 
 docs: .venv/installed  ## write the generated parts of docs/ again
 	$(BIN)/python docs/generate.py

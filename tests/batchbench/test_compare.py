@@ -1,0 +1,151 @@
+"""Comparisons: aligned by point, request and eviction; values against what is counted by hand; any engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from batchbench.comparing import compare
+from batchbench.errors import Incomparable, UsageError
+from batchbench.results import load_result
+from tests.batchbench.test_cli import DAY34, invoke
+from tests.batchbench.test_gate import measured_result, results  # noqa: F401  # a fixture
+
+
+@pytest.fixture
+def pair(results):  # noqa: F811
+    return load_result(results / "a"), load_result(results / "b")
+
+
+def changes(point):
+    return {change.metric: change for change in point.changes}
+
+
+def test_values_differences_and_verdicts(pair):
+    """Both columns are in docs/preemption.md's units; the watermark saves evictions and costs iterations."""
+    found = compare(*pair)
+    assert [point.name for point in found.points] == [f"pool {n}" for n in (48, 32, 24, 16, 12, 8)]
+    at12 = changes(found.points[4])
+    assert (at12["preemptions"].first, at12["preemptions"].other, at12["preemptions"].difference) == (7, 5, -2)
+    assert at12["preemptions"].verdict == "better" and at12["iterations"].verdict == "worse"
+    assert at12["iterations"].difference == 8
+    assert at12["peak_used_blocks"].verdict == "equal"
+    assert at12["goodput_fraction"].verdict == "unknown" and "[slo]" in at12["goodput_fraction"].detail
+    assert {change.verdict for change in found.points[0].changes} <= {"equal", "unknown", "not shown"}
+
+
+def test_every_request_is_compared_with_itself(pair):
+    one, other = pair
+    for place, point in enumerate(compare(one, other).points):
+        before, after = (r.point("requests", place).set_index("request_id")["latency_iterations"] for r in pair)
+        ratios = (after / before).to_dict()
+        (latency,) = point.latencies  # a schedule takes no seconds
+        assert (latency.unit, latency.worst_ratio) == ("iterations", max(ratios.values()))
+        assert latency.slower == sum(ratio > 1 for ratio in ratios.values())
+        assert latency.faster == sum(ratio < 1 for ratio in ratios.values())
+        assert latency.equal == sum(ratio == 1 for ratio in ratios.values())
+        assert ratios[latency.worst_request] == latency.worst_ratio
+
+
+def test_evictions_are_aligned_by_request_and_order(pair):
+    one, other = pair
+    for place, point in enumerate(compare(one, other).points):
+        events = [r.point("evictions", place) for r in pair]
+        found = point.evictions
+        assert found.kept + found.moved + found.only_first == len(events[0])
+        assert found.kept + found.moved + found.only_other == len(events[1])
+        victims = [set(frame["request_id"]) for frame in events]
+        assert set(found.requests_only_first) == victims[0] - victims[1]
+        assert set(found.requests_only_other) == victims[1] - victims[0]
+    at8 = compare(one, other).points[5].evictions
+    assert (at8.kept, at8.moved, at8.only_first, at8.only_other) == (2, 3, 3, 0)
+
+
+def test_a_result_against_itself_is_equal(pair):
+    one, _ = pair
+    for point in compare(one, one).points:
+        assert {change.verdict for change in point.changes if change.first is not None} <= {"equal", "not shown"}
+        assert point.evictions.moved == point.evictions.only_first == point.evictions.only_other == 0
+
+
+def test_any_engine_may_have_made_them(pair):
+    """The committed result is the real engine's, the other the schedule's: counters agree, the text cannot."""
+    one, _ = pair
+    found = compare(load_result("results/day34"), one)
+    assert all(point.text == "not computed" for point in found.points)
+    for point in found.points:
+        assert changes(point)["recompute_fraction"].verdict == "equal"
+        assert point.evictions.moved == point.evictions.only_first == point.evictions.only_other == 0
+
+
+def test_another_workload_is_incomparable(pair, tmp_path):
+    with pytest.raises(Incomparable, match="workload"):
+        compare(pair[0], load_result("results/watermark"))
+
+
+def test_measured_values_need_repetitions(tmp_path):
+    one = measured_result(tmp_path / "a", [1.0, 1.1, 1.2])
+    slow = measured_result(tmp_path / "b", [2.0, 2.1, 2.2])
+    once = measured_result(tmp_path / "c", [2.0])
+    (point,) = compare(one, slow, ["engine_s"]).points
+    assert (point.changes[0].verdict, point.changes[0].detail) == ("worse", "n=3 and 3, p=0.05")
+    (point,) = compare(slow, one, ["engine_s"]).points
+    assert point.changes[0].verdict == "better"
+    (point,) = compare(one, once, ["engine_s"]).points
+    assert point.changes[0].verdict == "not shown"
+    there = measured_result(tmp_path / "d", [2.0, 2.1, 2.2], run={"machine": {"processor": "q"}})
+    (point,) = compare(one, there, ["engine_s"]).points
+    assert point.changes[0].verdict == "not shown" and "other machine" in point.changes[0].detail
+
+
+def test_points_that_only_one_has_are_named(pair, tmp_path):
+    (tmp_path / "z.toml").write_text(DAY34.read_text().replace("[48, 32, 24, 16, 12, 8]", "[48, 9]"))
+    assert invoke("sweep", str(tmp_path / "z.toml"), "--engine", "schedule", "--out", str(tmp_path / "z"),
+                  "--no-plots", "--no-progress").exit_code == 0  # fmt: skip
+    found = compare(pair[0], load_result(tmp_path / "z"))
+    assert [p.name for p in found.points] == ["pool 48"]
+    assert found.only_first == ("pool 32", "pool 24", "pool 16", "pool 12", "pool 8")
+    assert found.only_other == ("pool 9",)
+
+
+def test_the_command(results, tmp_path):  # noqa: F811
+    a, b, c = (str(results / name) for name in "abc")
+    done = invoke("compare", a, b, c, "--figure", str(tmp_path / "f.png"))
+    assert done.exit_code == 0, done.output
+    assert "b against a" in done.stdout and "c against a" in done.stdout
+    assert "not all texts were computed" in done.stdout
+    assert ["pool", "12", "iterations", "64", "72", "8", "worse"] in [line.split() for line in done.stdout.splitlines()]
+    assert (tmp_path / "f.png").stat().st_size > 20_000
+    assert not any("equal" in line.split() and "iterations" in line.split()[2:3] for line in done.stdout.splitlines())
+    document = json.loads(invoke("compare", a, b, "--format", "json").stdout)
+    assert document["others"][0]["points"][4]["evictions"]["kept"] == 4
+    assert invoke("compare", a, b, "--format", "markdown").stdout.count("| pool 12 |") >= 3
+    assert "equal" in invoke("compare", a, b, "--all").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("a",), 2, "at least two"),
+        (("a", "nowhere"), 2, "not a result folder"),
+        (("a", "b", "--metric", "nothing"), 2, "is no metric"),
+        (("a", "b", "--figure", "x.exe"), 2, "must end in"),
+        (("a", "b", "--figure", "/dev/null/x.png"), 2, "/dev/null"),
+        (("a", "../../../../../results/watermark"), 5, "workload"),
+    ],
+)
+def test_wrong_questions(results, tmp_path, monkeypatch, arguments, code, message):  # noqa: F811
+    watermark = Path("results/watermark").resolve()
+    monkeypatch.chdir(results)
+    arguments = [str(watermark) if name.endswith("watermark") else name for name in arguments]
+    done = invoke("compare", *arguments)
+    assert done.exit_code == code and message in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_metric_by_name(pair):
+    (point, *_) = compare(*pair, ["latency_iterations.p99"]).points
+    assert [change.metric for change in point.changes] == ["latency_iterations.p99"]
+    with pytest.raises(UsageError, match="no metric"):
+        compare(*pair, ["latency"])

@@ -1,0 +1,565 @@
+"""Gates: what is counted compares exactly, what is measured is tested, and nothing passes by accident."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from batchbench import Eviction
+from batchbench.errors import UsageError
+from batchbench.gate_formats import as_annotations, as_document, as_junit, as_markdown, figures_of, in_markdown
+from batchbench.gate_rules import Demands, Limit, Rule, load_demands, parse_rule
+from batchbench.gating import EXIT_CODES, Finding, judge, verdict_of
+from batchbench.measures import Measures, counted_columns, kind_of
+from batchbench.repetitions import measured
+from batchbench.results import load_result
+from batchbench.schema import TABLES
+from batchbench.significance import against_baseline, against_limit
+from tests.batchbench.scripted import Saves, it, play, request
+from tests.batchbench.test_cli import DAY34, invoke, scenario
+
+RUN = {
+    "scenario": {"name": "x", "clock": "iterations"},
+    "workload_hash": "w",
+    "engine": {"engine": "scripted", "model": "m", "device": "cpu"},
+    "machine": {"system": "s", "processor": "p", "cores": 2},
+}
+SCRIPT = [it(2), it(1, preempted=("b",), evictions=(Eviction("b", generated_tokens=1),)), it(2, finished=("a", "b"))]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """day34 by the schedule alone: as it is, and with a watermark."""
+    folder = tmp_path_factory.mktemp("gate")
+    (folder / "x.toml").write_text(DAY34.read_text())
+    (folder / "y.toml").write_text(DAY34.read_text().replace("watermark_blocks = 0", "watermark_blocks = 2"))
+    for name, out in (("x", "a"), ("y", "b"), ("x", "c")):
+        done = invoke("sweep", str(folder / f"{name}.toml"), "--engine", "schedule", "--out", str(folder / out),
+                      "--no-plots", "--no-progress")  # fmt: skip
+        assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def day34(results):
+    return load_result(results / "a")
+
+
+def measured_result(folder, engine_s=None, clock="iterations", run=None, **columns):
+    """A point of which every repetition is told by hand."""
+    saves = Saves(folder)
+    timing = play([request("a", 3), request("b", 2)], SCRIPT, tables=saves, step_s=[1.0] * 3)
+    rows = [measured(timing) | {"engine_s": value, **columns} for value in engine_s or ()]
+    timing = replace(timing, repetitions=tuple(rows), clock=clock)
+    saves.on_timing(timing)
+    saves.writer.join([timing], {**RUN, "scenario": {"name": "x", "clock": clock}, **(run or {})})
+    return load_result(folder)
+
+
+def hold(result, bound, text, baseline=None, **options):
+    return judge(result, Demands((parse_rule(bound, text),)), baseline, **options)
+
+
+def verdicts(*arguments, **options):
+    return [finding.verdict for finding in hold(*arguments, **options)]
+
+
+# ---- rules -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bound", "text", "rule"),
+    [
+        ("max", "recompute_fraction=0.30", Rule("max", "recompute_fraction", Limit(Fraction(3, 10)))),
+        ("min", "occupancy@12=1e-1", Rule("min", "occupancy", Limit(Fraction(1, 10)), 12)),
+        ("max", "preemptions=3@12:victim oldest", Rule("max", "preemptions", Limit(Fraction(3)), 12, "victim oldest")),
+        ("max_increase", "wall_s=5%", Rule("max_increase", "wall_s", Limit(Fraction(1, 20), True))),
+        ("max_decrease", "occupancy = 0", Rule("max_decrease", "occupancy", Limit(Fraction(0)))),
+        ("equal", "preemptions@8", Rule("equal", "preemptions", None, 8)),
+        ("equal", "preemptions@:rules sglang", Rule("equal", "preemptions", None, None, "rules sglang")),
+    ],
+)
+def test_a_rule_is_metric_limit_and_points(bound, text, rule):
+    assert parse_rule(bound, text) == rule
+
+
+@pytest.mark.parametrize(
+    ("bound", "text", "message"),
+    [
+        ("max", "recompute_fraction", "must be METRIC=LIMIT"),
+        ("max", "=3", "must be METRIC=LIMIT"),
+        ("max", "", "must be METRIC=LIMIT"),
+        ("max", "preemptions=", "must be METRIC=LIMIT"),
+        ("max", "preemptions=many", "could not convert"),
+        ("max", "preemptions=nan", "not finite"),
+        ("max", "preemptions=inf", "not finite"),
+        ("max", "preemptions=5%", "no baseline that it is of"),
+        ("max_increase", "preemptions=-1", "negative"),
+        ("max", "preemptions@x=3", "no pool size"),
+        ("max", "preemptions@=3", "no pool size"),
+        ("equal", "preemptions=3", "takes METRIC"),
+    ],
+)
+def test_what_is_no_rule_is_refused(bound, text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_rule(bound, text)
+
+
+def test_rules_from_a_file(tmp_path):
+    path = tmp_path / "gate.toml"
+    path.write_text(
+        'baseline = "b"\nexact = true\n[[rules]]\nmetric = "preemptions"\nmax = 3\nmax_increase = "5%"\n'
+        'pool = 12\nchoices = "victim oldest"\n[[rules]]\nmetric = "occupancy"\nequal = true\n'
+    )
+    assert load_demands(path) == Demands(
+        (
+            Rule("max", "preemptions", Limit(Fraction(3)), 12, "victim oldest"),
+            Rule("max_increase", "preemptions", Limit(Fraction(1, 20), True), 12, "victim oldest"),
+            Rule("equal", "occupancy"),
+        ),
+        tmp_path / "b",
+        exact=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "demands nothing"),
+        ("rules = []", "demands nothing"),
+        ("[[rules]]\nmetric = 'x'", "has none of max, min"),
+        ("[[rules]]\nmetric = 'x'\nmaximum = 3", "rules.0.maximum: Extra inputs"),
+        ("[[rules]]\nmetric = 'x'\nmax = nan", "rules.0.max"),
+        ("[[rules]]\nmetric = 'x'\nmax_increase = '-5%'", "negative"),
+        ("[[rules]]\nmetric = 'x'\nequal = false", "rules.0.equal"),
+        ("rules = [", "gate file"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(tmp_path, text, message):
+    (tmp_path / "g.toml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        load_demands(tmp_path / "g.toml")
+    with pytest.raises(UsageError, match="No such file"):
+        load_demands(tmp_path / "none.toml")
+
+
+# ---- counted -----------------------------------------------------------------------------------
+
+
+def test_a_limit_is_exact_to_the_last_digit(day34):
+    """12 blocks: 107 of 268 positions."""
+    share = 107 / 268
+    assert verdicts(day34, "max", f"recompute_fraction@12={share!r}") == ["passed"]
+    assert verdicts(day34, "max", f"recompute_fraction@12={math.nextafter(share, 0)!r}") == ["failed"]
+    assert verdicts(day34, "min", f"recompute_fraction@12={share!r}") == ["passed"]
+    assert verdicts(day34, "min", f"recompute_fraction@12={math.nextafter(share, 1)!r}") == ["failed"]
+    assert verdicts(day34, "max", "preemptions@12=7") == ["passed"]
+    assert verdicts(day34, "max", "preemptions@12=6") == ["failed"]
+
+
+def test_without_a_pool_every_point_is_held(day34):
+    assert verdicts(day34, "max", "preemptions=5") == ["passed"] * 4 + ["failed"] * 2
+    assert [f.value for f in hold(day34, "max", "preemptions=5")] == [0, 2, 3, 5, 7, 8]
+
+
+def test_decimals_are_taken_at_their_word(results, tmp_path):
+    """0.1 + 0.2 is 0.3, whatever binary fractions say: occupancy 0.24 may fall by 0.24 - 0.24 and not by less."""
+    one = load_result(results / "a")
+    assert verdicts(one, "max_decrease", "occupancy@12=0", one) == ["passed"]
+    rule, before = parse_rule("max_increase", "x=0.2"), 0.1
+    from batchbench.gating import _allowed
+
+    assert _allowed(rule, before) == Fraction(3, 10)
+    assert _allowed(parse_rule("max_increase", "x=10%"), 0.7) == Fraction(77, 100)
+    assert _allowed(parse_rule("max_decrease", "x=50%"), -4.0) == -6
+
+
+def test_against_a_baseline(results, day34):
+    other = load_result(results / "b")
+    assert verdicts(other, "max_increase", "recompute_fraction=0", day34) == ["passed"] * 6
+    found = hold(other, "max_increase", "mean_latency_iterations=0", day34)
+    assert [f.verdict for f in found] == ["passed"] * 3 + ["failed"] * 3
+    assert (found[4].value, found[4].limit, found[4].baseline) == (45 + 1 / 3, 42, 42)
+    assert verdicts(other, "max_increase", "mean_latency_iterations@12=8%", day34) == ["passed"]
+    assert verdicts(other, "max_increase", "mean_latency_iterations@12=7.9%", day34) == ["failed"]
+    assert verdicts(other, "equal", "preemptions", day34) == ["passed"] * 3 + ["failed"] * 3
+
+
+def test_percentiles_of_requests_and_of_service(day34):
+    latencies = sorted(day34.point("requests", 4, ["latency_iterations"])["latency_iterations"])
+    for share, want in (("p50", latencies[2]), ("p99", latencies[5]), ("max", latencies[5]), ("min", latencies[0]),
+                        ("mean", sum(latencies) / 6), ("p17", latencies[1]), ("p16", latencies[0])):  # fmt: skip
+        assert Measures(day34).at(f"latency_iterations.{share}", 4).value == want
+    assert Measures(day34).at("ttft_p99_iterations", 4).value == max(
+        day34.point("requests", 4, ["ttft_iterations"])["ttft_iterations"]
+    )
+
+
+def test_every_counter_of_every_table_is_in_exact(results, day34):
+    same = judge(load_result(results / "c"), Demands(exact=True), day34)
+    rows = sum(len(day34.point(name, 0)) for name in ("pools", "requests", "iterations", "admissions", "prefills",
+                                                      "evictions", "token_runs"))  # fmt: skip
+    assert [f.verdict for f in same] == ["passed"] * 6 and same[0].detail == f"{rows} rows of 7 tables are equal"
+    other = judge(load_result(results / "b"), Demands(exact=True), day34)
+    assert [f.verdict for f in other] == ["failed"] * 6
+    assert other[0].detail == "pools: watermark_blocks is 2, was 0"
+    assert "also in requests, iterations, admissions" in other[5].detail
+
+
+@pytest.mark.parametrize(
+    "table", ["pools", "requests", "iterations", "admissions", "prefills", "evictions", "token_runs"]
+)
+def test_exact_sees_one_number_in_any_table(results, day34, tmp_path, table):
+    shutil.copytree(results / "a", tmp_path / "r")
+    file = tmp_path / "r" / f"{table}.parquet"
+    data = pq.read_table(file)
+    column = next(n for n in reversed(counted_columns(table, "iterations"))
+                  if pa.types.is_integer(data.schema.field(n).type) and data[n].null_count < len(data))  # fmt: skip
+    values = data[column].to_pylist()
+    at = next(row for row, value in enumerate(values) if value is not None)
+    values[at] += 1
+    field = data.schema.get_field_index(column)
+    pq.write_table(data.set_column(field, data.schema.field(column), pa.array(values, pa.int64())), file)
+    found = judge(load_result(tmp_path / "r"), Demands(exact=True), day34)
+    assert sum(f.verdict == "failed" for f in found) == 1
+    (failed,) = [f for f in found if f.verdict == "failed"]
+    assert failed.detail.startswith(f"{table}: {column}") and f"is {values[at]}, was {values[at] - 1}" in failed.detail
+
+
+def test_the_committed_result_has_the_same_texts_as_itself_and_a_changed_token_is_seen(tmp_path):
+    committed = load_result("results/day34")
+    assert [f.verdict for f in judge(committed, Demands(same_text=True), committed)] == ["passed"] * 6
+    shutil.copytree("results/day34", tmp_path / "r")
+    data = pq.read_table(tmp_path / "r" / "texts.parquet")
+    tokens = data["token_ids"].to_pylist()
+    tokens[7][3] += 1
+    field = data.schema.get_field_index("token_ids")
+    pq.write_table(data.set_column(field, data.schema.field("token_ids"), pa.array(tokens, pa.list_(pa.int64()))),
+                   tmp_path / "r" / "texts.parquet")  # fmt: skip
+    found = judge(load_result(tmp_path / "r"), Demands(same_text=True), committed)
+    assert [f.verdict for f in found] == ["passed", "failed", *["passed"] * 4]
+    assert "token_ids of r1" in found[1].detail
+
+
+def test_a_schedule_has_no_text_to_be_the_same(day34):
+    found = judge(day34, Demands(same_text=True), day34)
+    assert [f.verdict for f in found] == ["error"] * 6 and "computed no text" in found[0].detail
+
+
+# ---- never a pass by accident ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bound", "text", "detail"),
+    [
+        ("max", "preemptions@13=3", "no point is @13; there are: pool 48; pool 32"),
+        ("max", "preemptions@12:victim oldest=3", "no point is @12:victim oldest"),
+        ("max", "recompute_fractoin=3", "is no metric; did you mean 'recompute_fraction'?"),
+        ("max", "latency.p99=3", "is no metric"),
+        ("max", "point=3", "is no metric"),
+        ("max", "pool_blocks=3", "is no metric"),
+        ("max", "rules=3", "is no metric"),
+        ("max", "request_id.max=3", "is no metric"),
+        ("max", "goodput_fraction=3", "goodput_fraction is null: the scenario has no [slo]"),
+        ("max", "engine_s=3", "engine_s is null: a schedule on the clock of iterations takes no time"),
+        ("max", "ttft_p99_s=3", "ttft_p99_s is null: `service` has no ttft in s"),
+        ("max", "copy_s=1", "copy_s is null"),
+        ("max", "latency_s.p50=1", "latency_s.p50 is null"),
+    ],
+)
+def test_what_cannot_be_judged_is_an_error(day34, bound, text, detail):
+    found = hold(day34, bound, text)
+    assert found and {f.verdict for f in found} == {"error"}
+    assert detail in found[0].detail
+    assert EXIT_CODES[verdict_of(found)] == 2
+
+
+def test_no_rule_and_no_finding_and_no_baseline_are_errors(day34):
+    assert verdict_of([]) == "error"
+    with pytest.raises(UsageError, match="let everything pass"):
+        judge(day34, Demands(), None)
+    for demands in (Demands(exact=True), Demands(same_text=True), Demands((parse_rule("equal", "preemptions"),))):
+        with pytest.raises(UsageError, match="there is none"):
+            judge(day34, demands, None)
+
+
+def test_a_point_that_only_one_result_has_is_an_error(results, day34, tmp_path):
+    for name, pools in (("less", "[48, 32, 24, 16, 12]"), ("more", "[48, 32, 24, 16, 12, 8, 9]")):
+        (tmp_path / f"{name}.toml").write_text(DAY34.read_text().replace("[48, 32, 24, 16, 12, 8]", pools))
+        done = invoke("sweep", str(tmp_path / f"{name}.toml"), "--engine", "schedule", "--out", str(tmp_path / name),
+                      "--no-plots", "--no-progress")  # fmt: skip
+        assert done.exit_code == 0
+    less, more = load_result(tmp_path / "less"), load_result(tmp_path / "more")
+    gone = hold(less, "max_increase", "preemptions=0", day34)
+    assert [f.verdict for f in gone] == ["passed"] * 5 + ["error"]
+    assert gone[5].where == "pool 8" and gone[5].detail == "the baseline has this point, the result does not"
+    new = hold(more, "max_increase", "preemptions=0", day34)
+    assert [f.verdict for f in new] == ["passed"] * 6 + ["error"] and "no such point" in new[6].detail
+    assert [f.verdict for f in judge(less, Demands(exact=True), day34)].count("error") == 1
+    assert [f.verdict for f in judge(more, Demands(exact=True), day34)].count("error") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"workload_hash": "v"}, "workload v against w"),
+        ({"engine": {"engine": "vllm", "model": "m", "device": "cpu"}}, "engine.engine vllm against scripted"),
+        ({"engine": {"engine": "scripted", "model": "n", "device": "cpu"}}, "engine.model n against m"),
+        ({"scenario": {"name": "x", "clock": "wall"}}, "scenario.clock wall against iterations"),
+    ],
+)
+def test_other_workloads_engines_and_clocks_are_incomparable(tmp_path, change, named):
+    one, other = measured_result(tmp_path / "a"), measured_result(tmp_path / "b", run=change)
+    found = hold(other, "max_increase", "preemptions=100", one)
+    assert [f.verdict for f in found] == ["incomparable"] and named in found[0].detail
+    assert EXIT_CODES[verdict_of(found)] == 5
+    assert verdicts(other, "max", "preemptions=100") == ["passed"], "a fixed limit needs no baseline"
+
+
+def test_the_worst_verdict_decides():
+    def found(*names):
+        return [Finding("r", "p", name, "") for name in names]
+
+    order = ("incomparable", "error", "failed", "inconclusive", "passed")
+    for place, worst in enumerate(order):
+        assert verdict_of(found(*reversed(order[place:]))) == worst
+    assert [EXIT_CODES[name] for name in order] == [5, 2, 3, 6, 0]
+
+
+# ---- measured ----------------------------------------------------------------------------------
+
+
+def test_which_columns_are_measured():
+    for clock in ("iterations", "virtual", "wall"):
+        assert kind_of("wall_s", clock) == kind_of("copy_s", clock) == "measured"
+    assert kind_of("engine_s", "iterations") == kind_of("goodput_fraction", "iterations") == "measured"
+    assert kind_of("engine_s", "virtual") == kind_of("goodput_fraction", "virtual") == "counted"
+    assert kind_of("preemptions", "iterations") == "counted" and kind_of("preemptions", "wall") == "measured"
+    for table in TABLES:
+        assert not any(name.endswith("_s") for name in counted_columns(table, "iterations"))
+        assert counted_columns(table, "wall") == []
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=12), st.floats(0, 10))
+def test_against_a_limit_is_the_sign_test(values, limit):
+    shown = against_limit(values, limit)
+    above, below = (sum(v > limit for v in values), sum(v < limit for v in values))
+    p_above = stats.binomtest(above, len(values), alternative="greater").pvalue if above else 1.0
+    p_below = stats.binomtest(below, len(values), alternative="greater").pvalue if below else 1.0
+    assert math.isclose(shown.p, min(p_above, p_below))  # another order of summation
+    want = "above" if p_above <= 0.05 else "below" if p_below <= 0.05 else "unknown"
+    assert shown.side == want and bool(shown.settles) == (want == "unknown")
+
+
+@settings(deadline=None)  # looking at every rearrangement takes its time
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.lists(st.integers(0, 6), min_size=1, max_size=6))
+def test_against_a_baseline_counts_every_rearrangement(values, baseline):
+    """With ties too: the share of all ways to split the values in which the rank sum is as large."""
+    from itertools import combinations
+
+    shown = against_baseline(values, baseline)
+    pooled = values + baseline
+
+    def wins(chosen):
+        mine = [pooled[n] for n in chosen]
+        rest = [pooled[n] for n in range(len(pooled)) if n not in chosen]
+        return sum((a > b) + (a == b) / 2 for a in mine for b in rest)
+
+    splits = [wins(set(chosen)) for chosen in combinations(range(len(pooled)), len(values))]
+    seen = wins(set(range(len(values))))
+    p_above, p_below = (sum(w >= seen for w in splits), sum(w <= seen for w in splits))
+    least = 1 if len(splits) < 20 else min(p_above, p_below)
+    assert math.isclose(shown.p, least / len(splits))  # a quotient of other floats
+    want = "unknown" if shown.p > 0.05 else "above" if p_above < p_below else "below"
+    assert shown.side == want
+
+
+def test_repetitions_that_show_it_and_that_do_not(tmp_path):
+    five = measured_result(tmp_path / "five", [1.0, 1.1, 1.2, 0.9, 1.05])
+    assert verdicts(five, "max", "engine_s=2") == ["passed"]
+    assert verdicts(five, "max", "engine_s=0.5") == ["failed"]
+    assert verdicts(five, "min", "engine_s=0.5") == ["passed"]
+    assert verdicts(five, "min", "engine_s=2") == ["failed"]
+    (between,) = hold(five, "max", "engine_s=1.05")
+    assert (between.verdict == "inconclusive" and between.value == 1.05 and between.p == 0.8125) or between.p == 0.5
+    assert "would settle it: " in between.detail
+    four = measured_result(tmp_path / "four", [1.0, 1.1, 1.2, 0.9])
+    (few,) = hold(four, "max", "engine_s=2")
+    assert few.verdict == "inconclusive" and few.p == 1 / 16
+    assert few.detail.endswith("would settle it: at least 5 repetitions; there are 4")
+    assert EXIT_CODES[verdict_of([few])] == 6
+    assert verdicts(four, "max", "engine_s=2", alpha=0.1) == ["passed"]
+
+
+def test_measured_against_a_baseline(tmp_path):
+    before = measured_result(tmp_path / "a", [1.0, 1.1, 1.2])
+    slow = measured_result(tmp_path / "b", [2.0, 2.1, 2.2])
+    (found,) = hold(slow, "max_increase", "engine_s=50%", before)
+    assert (found.verdict, found.p, found.value, found.limit, found.baseline) == ("failed", 1 / 20, 2.1, 1.65, 1.1)
+    assert verdicts(slow, "max_increase", "engine_s=150%", before) == ["passed"]
+    assert verdicts(slow, "max_increase", "engine_s=100%", before) == ["inconclusive"]
+    assert verdicts(before, "max_decrease", "engine_s=0.5", slow) == ["failed"]
+    two = measured_result(tmp_path / "c", [2.0, 2.1])
+    (few,) = hold(two, "max_increase", "engine_s=0", before)
+    assert few.verdict == "inconclusive" and "at least 3 repetitions of both; there are 2 and 3" in few.detail
+
+
+def test_one_measurement_shows_nothing(tmp_path):
+    one = measured_result(tmp_path / "a", [1.0])
+    assert verdicts(one, "max", "engine_s=100") == ["inconclusive"]
+    (found,) = hold(one, "max", "latency_s.p95=100")
+    assert found.verdict == "error" and "known of one run only" in found.detail
+    (found,) = hold(one, "equal", "engine_s", one)
+    assert found.verdict == "error" and "no two runs are equal" in found.detail
+
+
+def test_seconds_of_another_machine_are_incomparable(tmp_path):
+    here = measured_result(tmp_path / "a", [1.0] * 5)
+    there = measured_result(tmp_path / "b", [1.0] * 5, run={"machine": {"system": "s", "processor": "q", "cores": 2}})
+    (found,) = hold(here, "max_increase", "engine_s=10", there)
+    assert found.verdict == "incomparable" and "machine.processor p against q" in found.detail
+    assert verdicts(here, "max_increase", "preemptions=0", there) == ["passed"], "counts are of no machine"
+
+
+def test_counters_of_real_time_are_refused_unless_told_otherwise(tmp_path):
+    wall = measured_result(tmp_path / "a", [1.0] * 5, clock="wall", preemptions=1)
+    (found,) = hold(wall, "max", "preemptions=3")
+    assert found.verdict == "error" and "--allow-varying-counters" in found.detail
+    (found,) = hold(wall, "max", "preemptions=3", allow_varying=True)
+    assert found.verdict == "passed" and found.detail.startswith("measured, n=5")
+    assert verdicts(wall, "max", "requests_preempted=3", allow_varying=True) == ["passed"]
+    assert verdicts(wall, "max", "engine_s=3") == ["passed"], "times are tested as under any clock"
+    assert [f.verdict for f in judge(wall, Demands(exact=True), wall)] == ["error"]
+
+
+# ---- outputs -----------------------------------------------------------------------------------
+
+HOSTILE = "<b>|x`*_[l](u)\x1b[31m\n::error::% ]]>&\"'\x00\ud800"
+
+
+def test_junit_is_xml_whatever_the_names(day34):
+    findings = [*hold(day34, "max", "preemptions=5"), *hold(day34, "max", "nothing=1"),
+                Finding(HOSTILE, HOSTILE, "inconclusive", HOSTILE)]  # fmt: skip
+    text = as_junit(HOSTILE, findings)
+    suite = ElementTree.fromstring(text.encode("utf-8", "strict"))
+    assert suite.get("tests") == str(len(findings)) == str(len(suite.findall("testcase")))
+    assert suite.get("failures") == str(len(suite.findall("testcase/failure"))) == "2"
+    assert suite.get("errors") == str(len(suite.findall("testcase/error"))) == "7"
+    assert suite.find("testcase[5]/failure").get("message") == "pool 12: is 7, limit 5 (counted)"
+
+
+def test_annotations_are_one_line_each_and_cannot_command():
+    (line,) = as_annotations([Finding(HOSTILE, HOSTILE, "failed", HOSTILE), Finding("a", "b", "passed", "")])
+    assert "\n" not in line and line.startswith("::error title=batchbench gate%3A failed::") and "%0A" in line
+
+
+def test_markdown_cells_stay_cells():
+    text = as_markdown(HOSTILE, [Finding(HOSTILE, HOSTILE, "failed", HOSTILE)])
+    _, _, head, rule, row = text.splitlines()
+    assert len(row.replace("\\|", "").split("|")) == len(head.split("|")) == len(rule.split("|"))
+    assert "\x1b" not in text and "<b>" not in text.replace("\\<", "") and "`" not in text.replace("\\`", "")
+    assert in_markdown("a|b\n") == "a\\|b "
+
+
+def test_numbers_that_differ_look_different():
+    share = 107 / 268
+    assert figures_of(Finding("r", "", "failed", "", share, 0.399254)) == ("0.3992537", "0.399254", "")
+    assert figures_of(Finding("r", "", "failed", "", 7.0, 6.0, 6.0)) == ("7", "6", "6")
+    value, limit, _ = figures_of(Finding("r", "", "failed", "", share, math.nextafter(share, 0)))
+    assert value != limit
+
+
+def test_the_command_says_the_same_in_every_form(results, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    files = [str(tmp_path / name) for name in ("j.xml", "j.json", "m.md")]
+    done = invoke("gate", str(results / "a"), "--max", "preemptions=5", "--min", "occupancy=0.1", "--junit", files[0],
+                  "--json", files[1], "--markdown", files[2])  # fmt: skip
+    assert done.exit_code == 3
+    assert done.stdout.count("FAILED") == 2 and done.stdout.count("::error ") == 2
+    document = json.loads(Path(files[1]).read_text())
+    assert (document["verdict"], document["exit_code"], len(document["findings"])) == ("failed", 3, 12)
+    assert Path(files[2]).read_text().count("**failed**") == 2
+    assert ElementTree.parse(files[0]).getroot().get("failures") == "2"
+    assert document == as_document("day34", [Finding(**finding) for finding in document["findings"]])
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    done = invoke("gate", str(results / "a"), "--max", "preemptions=8", "--format", "json")
+    assert done.exit_code == 0 and json.loads(done.stdout)["verdict"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "the gate has no rule"),
+        (("--exact",), "give --baseline"),
+        (("--update",), "which baseline?"),
+        (("--max", "preemptions"), "must be METRIC=LIMIT"),
+        (("--max", "preemptions=1", "--alpha", "0"), "--alpha 0"),
+        (("--max", "preemptions=1", "--alpha", "0.5"), "--alpha 0.5"),
+        (("--max", "preemptions=1", "--rules", "none.toml"), "gate file none.toml"),
+        (("--exact", "--baseline", "nowhere"), "is not a result folder"),
+    ],
+)
+def test_a_wrong_question_is_one_line_and_exit_2(results, arguments, message):
+    done = invoke("gate", str(results / "a"), *arguments)
+    assert done.exit_code == 2 and len(done.stderr.strip().splitlines()) == 1 and message in done.stderr
+
+
+def test_an_output_that_cannot_be_written_is_no_pass(results, tmp_path):
+    done = invoke("gate", str(results / "a"), "--max", "preemptions=99", "--junit", str(tmp_path / "no" / "j.xml"))
+    assert done.exit_code == 1 and "No such file" in done.stderr
+
+
+# ---- baselines that change on purpose ----------------------------------------------------------
+
+
+def test_update_replaces_the_baseline_and_says_what_changed(results, tmp_path):
+    shutil.copytree(results / "a", tmp_path / "base")
+    new, base = str(results / "b"), str(tmp_path / "base")
+    assert invoke("gate", new, "--exact", "--baseline", base).exit_code == 3
+    done = invoke("gate", new, "--baseline", base, "--update")
+    assert done.exit_code == 0, done.output
+    assert ["pool", "12", "preemptions", "7", "5"] in [line.split() for line in done.stdout.splitlines()]
+    assert f"{base} is now {new}" in done.stdout
+    assert invoke("gate", new, "--exact", "--baseline", base).exit_code == 0
+    again = invoke("gate", new, "--baseline", base, "--update")
+    assert again.exit_code == 0 and "no counter of any point changed" in again.stdout
+    assert invoke("gate", new, "--baseline", str(tmp_path / "fresh"), "--update").exit_code == 0
+    assert invoke("gate", new, "--exact", "--baseline", str(tmp_path / "fresh")).exit_code == 0
+
+
+def test_update_touches_nothing_but_a_result_of_the_same_workload(results, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    done = invoke("gate", str(results / "a"), "--baseline", str(tmp_path / "mine"), "--update")
+    assert done.exit_code == 2 and [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+    done = invoke("gate", str(results / "a"), "--baseline", str(results / "a"), "--update")
+    assert done.exit_code == 2 and "the result itself" in done.stderr
+    (tmp_path / "other.toml").write_text(DAY34.read_text().replace("output_tokens = 24", "output_tokens = 20"))
+    assert invoke("sweep", str(tmp_path / "other.toml"), "--engine", "schedule", "--out", str(tmp_path / "other"),
+                  "--no-plots", "--no-progress").exit_code == 0  # fmt: skip
+    done = invoke("gate", str(tmp_path / "other"), "--baseline", str(results / "c"), "--update")
+    assert done.exit_code == 5 and "workload" in done.stderr
+    assert load_result(results / "c").run["workload_hash"] == load_result(results / "a").run["workload_hash"]
+
+
+def test_the_gate_beside_day34_fails_when_its_watermark_is_raised(results, tmp_path, monkeypatch):
+    """What docs/ci.md promises; by the real engine, since the committed baseline is its result."""
+    rules = str(Path("scenarios/day34.gate.toml").resolve())
+    assert invoke("gate", "results/day34", "--rules", rules).exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    edited = scenario(tmp_path, ("watermark_blocks = 0", "watermark_blocks = 2"))
+    assert invoke("sweep", edited, "--out", "out", "--no-plots", "--no-progress").exit_code == 0
+    done = invoke("gate", "out", "--rules", rules)
+    assert done.exit_code == 3 and "FAILED" in done.stdout and "mean_latency_iterations" in done.stdout
