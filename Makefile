@@ -5,7 +5,7 @@ BIN := .venv/bin
 SCENARIOS := $(filter-out %.gate.toml,$(wildcard scenarios/*.toml))
 MODEL := models/SmolLM2-135M-Instruct
 
-.PHONY: help demo model test check soak bench bench-peers reference docs clean
+.PHONY: help demo model test check gate soak bench bench-peers reference docs clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -35,6 +35,16 @@ check: .venv/installed  ## formatting, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+gate: $(patsubst scenarios/%.toml,gate-%,$(SCENARIOS))  ## run the committed scenarios and hold every counter to the committed results (5 minutes)
+
+gate-%: model
+	@mkdir -p out/gate
+	@$(BIN)/batchbench sweep scenarios/$*.toml --out out/gate/$* --no-plots --no-progress >out/gate/$*.log 2>&1 \
+	  || { cat out/gate/$*.log; exit 1; }
+	@$(BIN)/batchbench gate out/gate/$* --exact --baseline results/$* >out/gate/$*.log \
+	  || { cat out/gate/$*.log; exit 1; }
+	@tail -1 out/gate/$*.log
 
 soak: .venv/installed  ## thousands of requests under every mechanism: texts, lost blocks, memory (a minute)
 	$(BIN)/python -m benchmarks.soak

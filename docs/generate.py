@@ -26,7 +26,8 @@ DOCS = Path(__file__).parent
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _TABLE = re.compile(r"(<!-- table: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SERVICE = re.compile(r"(<!-- service: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_COMMANDS = ("sweep", "validate", "schema", "plot", "doctor", "calibrate", "cost", "inspect")
+_OUTPUT = re.compile(r"(<!-- output: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_COMMANDS = ("sweep", "gate", "compare", "validate", "schema", "plot", "doctor", "calibrate", "cost", "inspect")
 
 
 def columns() -> str:
@@ -121,6 +122,14 @@ def service(folder: str) -> str:
     return service_sheet(result.rows("pools"), result.rows("service"), objectives=objectives).markdown() + "\n"
 
 
+def output(command: str) -> str:
+    """What a command prints, and its exit code where that says something."""
+    done = CliRunner().invoke(app, command.split()[1:], prog_name="batchbench", terminal_width=100)
+    lines = [f"$ {command}", *(line.rstrip() for line in done.stdout.rstrip().splitlines())]
+    lines += ["$ echo $?", str(done.exit_code)] if done.exit_code else []
+    return "\n".join(["```", *lines, "```"]) + "\n"
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "columns": columns,
     "scenario-keys": scenario_keys,
@@ -136,7 +145,8 @@ def pages() -> Iterator[tuple[Path, str, str]]:
         wanted = _MARKED.sub(lambda m: m[1] + GENERATORS[m[2]]() + m[3], text)
         wanted = _TABLE.sub(lambda m: m[1] + table(m[2]) + m[3], wanted)
         wanted = _SERVICE.sub(lambda m: m[1] + service(m[2]) + m[3], wanted)
-        if any(mark.search(text) for mark in (_MARKED, _TABLE, _SERVICE)):
+        wanted = _OUTPUT.sub(lambda m: m[1] + output(m[2]) + m[3], wanted)
+        if any(mark.search(text) for mark in (_MARKED, _TABLE, _SERVICE, _OUTPUT)):
             yield page, text, wanted
 
 

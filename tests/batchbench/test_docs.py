@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import yaml
 
 from batchbench import errors
+from batchbench.gate_rules import load_demands
+from batchbench.gating import EXIT_CODES
 from batchbench.results import load_result
 from batchbench.schema import TABLES
 from tests.batchbench.test_cli import invoke
@@ -21,6 +25,10 @@ PAGES = [Path("README.md"), Path("CHANGELOG.md"), Path("CONTRIBUTING.md"), *sort
 
 def blocks(page, language):
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def scenarios_in(page):
+    return [text for text in blocks(page, "toml") if "[[rules]]" not in text]
 
 
 def load_generator():
@@ -53,9 +61,9 @@ def test_every_command_is_documented():
     assert commands == list(load_generator()._COMMANDS)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=str)
+@pytest.mark.parametrize("page", [page for page in PAGES if scenarios_in(page)], ids=str)
 def test_scenarios_in_the_docs_validate_and_their_pools_hold(page, tmp_path):
-    for text in blocks(page, "toml"):
+    for text in scenarios_in(page):
         path = tmp_path / "x.toml"
         path.write_text(text)
         assert invoke("validate", str(path)).exit_code == 0
@@ -97,11 +105,39 @@ draw_all(load_result("results/day34"), Path(sys.argv[1]))
         subprocess.run([sys.executable, "-c", code, folder], check=True, capture_output=True)
 
 
+def test_the_gate_file_in_the_docs_is_one(tmp_path):
+    (text,) = [text for text in blocks(Path("docs/ci.md"), "toml") if "[[rules]]" in text]
+    (tmp_path / "g.toml").write_text(text)
+    assert load_demands(tmp_path / "g.toml").rules
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """Runs a command line of the docs where a user would, with this program as `batchbench`."""
+    for name in ("scenarios", "results"):
+        (tmp_path / name).symlink_to(Path(name).resolve())
+    program = tmp_path / "batchbench"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={Path.cwd()} exec {sys.executable} -m batchbench "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    monkeypatch.chdir(tmp_path)
+    return lambda line: subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
+
+
+def test_the_workflow_and_the_hook_in_the_docs_pass_here(shell):
+    workflow, hook = (yaml.safe_load(text) for text in blocks(Path(__file__).parents[2] / "docs/ci.md", "yaml"))
+    steps = [step["run"] for step in workflow["jobs"]["gate"]["steps"] if "run" in step]
+    for line in [step for step in steps if step.startswith("batchbench")] + [hook["repos"][0]["hooks"][0]["entry"]]:
+        assert "passed" in shell(line).stdout or "sweep" in line
+    assert "### batchbench gate: day34 passed" in Path("summary.md").read_text()
+
+
 def test_every_exit_code_of_an_error_is_in_the_table():
     page = Path("docs/cli.md").read_text()
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.BatchbenchError)]
-    assert {c.exit_code for c in classes} == {1, 2, 4}
-    for code in (0, 1, 2, 3, 4, 5, 130):
+    assert {c.exit_code for c in classes} == {1, 2, 4, 5}
+    for code in {*EXIT_CODES.values(), 0, 1, 2, 4, 130}:
         assert re.search(rf"^\| {code} \|", page, re.MULTILINE)
 
 
@@ -134,7 +170,11 @@ def test_the_committed_counts_are_what_the_engine_counts_today(again):
         assert again.tables[name][counted].equals(then.tables[name][counted]), name
 
 
-TINY = [path for path in sorted(Path("scenarios").glob("*.toml")) if 'model = "tiny"' in path.read_text()]
+TINY = [
+    path
+    for path in sorted(Path("scenarios").glob("*.toml"))
+    if ".gate" not in path.name and 'model = "tiny"' in path.read_text()
+]
 
 
 @pytest.mark.parametrize("path", TINY, ids=lambda path: path.stem)
