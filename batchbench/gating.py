@@ -55,18 +55,22 @@ def judge(
 ) -> list[Finding]:
     """Every rule at every point that it covers. alpha: largest chance of a wrong verdict on what was measured.
 
-    Raises UsageError if nothing is demanded, or if a baseline is needed and not given.
+    Raises UsageError if nothing is demanded, or if a baseline is needed and not given, or given and not needed.
     """
     if not (demands.rules or demands.exact or demands.same_text):
         raise UsageError("the gate has no rule, and would let everything pass: give --max, --exact or --rules")
     if demands.needs_baseline and baseline is None:
         raise UsageError("a rule compares with a baseline, and there is none: give --baseline")
-    if baseline is not None and demands.needs_baseline:
+    if baseline is not None:
+        if not demands.needs_baseline:
+            raise UsageError(
+                "there is a baseline, but no rule compares with it: give --max-increase, --equal or --exact"
+            )
         try:
             require_same_engine(result, baseline)
         except Incomparable as error:
             return [Finding("baseline", "", "incomparable", str(error))]
-    gate = _Gate(result, baseline if demands.needs_baseline else None, alpha, allow_varying)
+    gate = _Gate(result, baseline, alpha, allow_varying)
     return [finding for rule in demands.rules for finding in gate.hold(rule)] + [
         *(gate.exact() if demands.exact else ()),
         *(gate.same_text() if demands.same_text else ()),
@@ -115,7 +119,7 @@ class _Gate:
         for whose, one in (("", measure), ("the baseline's ", before)):
             if one is not None and one.value is None:
                 return f"{whose}{rule.metric} is null: {one.why}"
-        timed = kind_of(rule.metric.partition(".")[0].removesuffix("_iterations"), "iterations") == "measured"
+        timed = kind_of(rule.metric.partition(".")[0], "iterations") == "measured"
         varying = self.pools[place]["counters"] == MAY_DIFFER and not timed
         if varying and not self.allow_varying:
             return VARYING
@@ -222,7 +226,10 @@ def _first_difference(mine: pa.Table, theirs: pa.Table) -> str:
         return ""
     found = []
     for name in mine.column_names:
-        pairs = zip(mine[name].to_pylist(), theirs[name].to_pylist(), strict=True)
+        here, there = (_decoded(table[name]) for table in (mine, theirs))
+        if here.equals(there):
+            continue
+        pairs = zip(here.to_pylist(), there.to_pylist(), strict=True)
         if rows := [(row, one, other) for row, (one, other) in enumerate(pairs) if one != other]:
             row, one, other = rows[0]
             whose = f" of {mine['request_id'][row]}" if "request_id" in mine.column_names else ""
@@ -230,6 +237,11 @@ def _first_difference(mine: pa.Table, theirs: pa.Table) -> str:
             found.append(f"{name}{whose} is {_said(one)}, was {_said(other)}")
     more = f"; {len(found) - _SHOWN} more columns differ" if len(found) > _SHOWN else ""
     return ", ".join(found[:_SHOWN]) + more
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Names as themselves: two dictionaries may number the same names otherwise."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 def _said(value: Any) -> str:

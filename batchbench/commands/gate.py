@@ -76,7 +76,7 @@ def gate(
             _update(result_folder, demands)
             return
         result = load_result(result_folder)
-        before = None if demands.baseline is None or not demands.needs_baseline else load_result(demands.baseline)
+        before = None if demands.baseline is None else load_result(demands.baseline)
         findings = judge(result, demands, before, alpha=alpha, allow_varying=allow_varying_counters)
         name = str(result.run["scenario"]["name"])
         _print(name, findings, output_format)

@@ -293,6 +293,8 @@ def test_no_rule_and_no_finding_and_no_baseline_are_errors(day34):
     for demands in (Demands(exact=True), Demands(same_text=True), Demands((parse_rule("equal", "preemptions"),))):
         with pytest.raises(UsageError, match="there is none"):
             judge(day34, demands, None)
+    with pytest.raises(UsageError, match="no rule compares with it"):
+        hold(day34, "max", "preemptions=100", day34)
 
 
 def test_a_point_that_only_one_result_has_is_an_error(results, day34, tmp_path):
