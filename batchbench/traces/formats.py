@@ -166,9 +166,10 @@ def _fitting(head: Sequence[Record], size: int) -> int:
 
 def _unknown(names: Sequence[str]) -> str:
     listed = ", ".join(map(shown, names[:12])) + (", ..." if len(names) > 12 else "")
+    has = f"its columns are {listed}" if names else "it has no columns"
     return (
-        f"a trace of no known format: its columns are {listed}; a plain one needs times (such as timestamp_s), "
-        f"prompt_tokens and output_tokens"
+        f"a trace of no known format: {has}; a plain one needs times (such as timestamp_s), prompt_tokens and "
+        "output_tokens"
     )
 
 

@@ -750,6 +750,7 @@ def test_parquet_lists_nulls_and_types(tmp_path):
         (b"PK\x03\x04....", r"is packed \(zip\)"),
         (b"0.0,1202,165\n", r":1: a trace of no known format: its columns are '0\.0', '1202', '165'; a plain"),
         (b"a;b;c\n1;2;3\n", "of no known format: its columns are 'a;b;c'"),
+        (b"{", "of no known format: it has no columns"),
         (b'{"a": 1}\n', "of no known format: its columns are 'a'"),
         (b'{"\x1b": 1}\n', ":1: not JSON: Invalid control character"),
         (b'{"\\u001b": 1}\n', r"its columns are '\\x1b'"),
