@@ -1,0 +1,119 @@
+"""The pytest plugin, as an engine's author uses it: in a suite of their own, run by a pytest of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+DAY34 = Path("scenarios/day34.toml").resolve()
+RESULTS = Path("results").resolve()
+
+
+@pytest.fixture
+def suite(pytester, monkeypatch):
+    """Writes a test module beside a scenario and runs it in a process of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    pytester.makefile(".toml", day34=DAY34.read_text())
+
+    def run(body, *arguments):
+        pytester.makepyfile(body)
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:xdist", *arguments)
+
+    return run
+
+
+def test_limits_that_hold_and_that_do_not(suite):
+    done = suite(
+        f"""
+        def test_within(batchbench_sweep):
+            sweep = batchbench_sweep("day34.toml", engine="schedule")
+            sweep.assert_max(recompute_fraction=0.4, preemptions=8)
+            sweep.assert_max(pool=48, preemptions=0)
+            sweep.assert_min(occupancy=0.24)
+            sweep.assert_max(**{{"latency_iterations.p99": 100}})
+            assert sweep.result.rows("pools")[4]["recomputed_tokens"] == 107
+
+        def test_beyond(batchbench_sweep):
+            batchbench_sweep("day34.toml", engine="schedule").assert_max(recompute_fraction=0.38)
+
+        def test_nothing(batchbench_sweep):
+            batchbench_sweep("day34.toml", engine="schedule").assert_max(pool=13, recompute_fraction=1)
+
+        def test_no_metric(batchbench_sweep):
+            batchbench_sweep("day34.toml", engine="schedule").assert_max(recompute_fractoin=1)
+
+        def test_another_engine(batchbench_sweep):
+            batchbench_sweep("day34.toml", engine="schedule").assert_exact({str(RESULTS / "day34")!r})
+        """
+    )
+    done.assert_outcomes(passed=1, failed=4)
+    done.stdout.fnmatch_lines([
+        "*gate failed*",
+        "*failed: recompute_fraction <= 0.38: pool 12: is 0.399254, limit 0.38 (counted)",
+        "*gate error*",
+        "*error: recompute_fraction@13 <= 1: no point is @13*",
+        "*'recompute_fractoin' is no metric; did you mean 'recompute_fraction'?",
+        "*incomparable: baseline: *engine.engine schedule against batchbench*",
+    ])  # fmt: skip
+
+
+def test_against_a_baseline_and_a_file(suite):
+    done = suite(
+        f"""
+        BASELINE = {str(RESULTS / "day34")!r}
+
+        def test_exact(batchbench_sweep):
+            sweep = batchbench_sweep("day34.toml")
+            sweep.assert_exact(BASELINE)
+            sweep.assert_max_increase(BASELINE, recompute_fraction=0, mean_latency_iterations="0%")
+            sweep.assert_max_decrease(BASELINE, occupancy=0)
+            sweep.assert_gate({str(DAY34.with_name("day34.gate.toml"))!r})
+
+        def test_once(batchbench_sweep):
+            assert batchbench_sweep("day34.toml") is batchbench_sweep("day34.toml")
+        """
+    )
+    done.assert_outcomes(passed=2)
+
+
+def test_an_engine_of_ones_own(suite):
+    """Any object with the protocol's members; here one that counts how often it is stepped."""
+    done = suite(
+        """
+        from batchbench import engine_factory, load_scenario
+
+        def test_mine(batchbench_sweep, request):
+            inner = engine_factory("own", load_scenario(request.config.rootpath / "day34.toml").engine)
+            steps = []
+
+            class Mine:
+                def __init__(self, pool_blocks):
+                    self.engine = inner(pool_blocks)
+
+                def __getattr__(self, name):
+                    return getattr(self.engine, name)
+
+                def step(self):
+                    steps.append(1)
+                    return self.engine.step()
+
+            batchbench_sweep("day34.toml", engine=Mine).assert_max(recompute_fraction=0.4)
+            assert len(steps) == 24 + 32 + 36 + 52 + 64 + 100
+        """
+    )
+    done.assert_outcomes(passed=1)
+
+
+def test_the_plugin_costs_a_suite_nothing(suite):
+    """It is loaded in every run of pytest, and must not bring pandas or torch along."""
+    done = suite(
+        """
+        import sys
+
+        def test_light():
+            assert not {"torch", "pandas", "pyarrow", "numpy"} & sys.modules.keys()
+        """
+    )
+    done.assert_outcomes(passed=1)
