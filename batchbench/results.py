@@ -25,6 +25,7 @@ from batchbench.result_files import TableFiles, undamaged
 from batchbench.resuming import difference
 from batchbench.saved_timing import load_timing, save_timing
 from batchbench.schema import SCHEMA_VERSION, TABLES, arrow_schema
+from batchbench.schema_versions import lifted, table_names
 from batchbench.service import Slo
 from batchbench.tables import point_key, point_tables
 from batchbench.timing import ContinuousTiming, reference_timing
@@ -268,8 +269,9 @@ def _there(path: Path) -> bool:
 def load_result(folder: str | Path) -> Result:
     """Open a result folder and check its tables, a part at a time; they are read when they are asked for.
 
-    One that a sweep was putting into place when it ended is read from where its files are. Raises ResultError if a file
-    is missing, damaged, foreign or from another run.
+    One of an older schema version is lifted to the current tables; its `run` says which. One that a sweep was putting
+    into place when it ended is read from where its files are. Raises ResultError if a file is missing, damaged,
+    foreign, from another run, or of a newer version.
     """
     folder = Path(folder)
     try:
@@ -281,18 +283,24 @@ def load_result(folder: str | Path) -> Result:
 
 
 def _opened(folder: Path) -> tuple[dict[str, Any], TableFiles]:
-    """run.json, and the open tables of that run."""
+    """run.json, and the open tables of that run, lifted if they are of an older version."""
     found = located(folder, _FILES)
-    if missing := [file for file in _FILES if file not in found]:
-        raise ResultError(f"{folder} is not a result folder: it lacks {', '.join(missing)}")
+    if "run.json" not in found:
+        raise ResultError(f"{folder} is not a result folder: it lacks run.json")
     with undamaged(folder):
         run = json.loads(found["run.json"].read_text(encoding="utf-8"))
     version = run.get("schema_version") if isinstance(run, dict) else None
-    if type(version) is not int or version != SCHEMA_VERSION:
-        raise ResultError(f"{folder} has schema version {version}, this batchbench reads {SCHEMA_VERSION}")
+    names = table_names(version, folder)
+    if missing := [f"{name}.parquet" for name in names if f"{name}.parquet" not in found]:
+        raise ResultError(f"{folder} is not a result folder: it lacks {', '.join(missing)}")
     if not _complete(run):
         raise ResultError(f"{folder}: damaged file: run.json lacks the scenario's name, its engine or the run's id")
-    return run, TableFiles(folder, {name: found[f"{name}.parquet"] for name in TABLES}, run["run_id"])
+    sources: Mapping[str, Any] = {name: found[f"{name}.parquet"] for name in names}
+    if version != SCHEMA_VERSION:
+        with undamaged(folder):
+            sources = lifted(run, sources)
+        run = {"trace": None, "text_repetition": None, "inputs": {}, **run}
+    return run, TableFiles(folder, sources, run["run_id"])
 
 
 def _complete(run: Mapping[str, Any]) -> bool:

@@ -1,17 +1,19 @@
-"""A process that has imported everything, and forks sweeps that are killed: by the clock, or at their n-th change.
+"""A process that has imported everything, and forks sweeps to which something happens while they run.
 
-Reads a JSON object a line, {"arguments": [...], "after_s": S or null, "at_event": N or null}, and answers with one:
-{"signal": that ended it or 0, "code": of its exit, "seconds": S, "events": in the file system under the folder,
-"stderr": S}.
+Reads a JSON object a line and answers with one. Asked: "arguments" of the command line; "after_s", seconds after which
+it gets the signal "by"; "at_event", which change of the output folder `trouble` comes before: "kill", "vanish" (the
+folder is renamed, with .gone behind its name), "full" (no file can be written any more). Answered: "signal" that ended
+it or 0, exit "code", "seconds", "events" in the file system under the folder, "stderr".
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import resource
 import signal
 import sys
-import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
@@ -19,61 +21,76 @@ from pathlib import Path
 EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate")
 
 
-def run(arguments, at_event, folder, count_at):
-    """A sweep in this process, which kills itself before its n-th event under the folder."""
+def kill(folder):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def vanish(folder):
+    os.rename(folder, folder + ".gone")
+
+
+def full(folder):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+TROUBLES = {"kill": kill, "vanish": vanish, "full": full}
+
+
+def watch(asked, counter):
+    """Count the events under the folder, and bring the trouble before the one that was asked for."""
+    folder = asked["arguments"][asked["arguments"].index("--out") + 1]
     seen = 0
 
     def hook(event, details):
         nonlocal seen
-        if event in EVENTS and isinstance(details[0], (str, Path)) and str(details[0]).startswith(folder):
+        if event in EVENTS and isinstance(details[0], (str, Path)) and f"{details[0]}/".startswith(f"{folder}/"):
             seen += 1
-            if seen == at_event:
-                os.kill(os.getpid(), signal.SIGKILL)
-            os.pwrite(count_at, seen.to_bytes(8, "little"), 0)
+            counter[:] = seen.to_bytes(8, "little")
+            if seen == asked.get("at_event"):
+                TROUBLES[asked.get("trouble", "kill")](folder)
 
     sys.addaudithook(hook)
-    sys.argv = ["batchbench", *arguments]
-    from batchbench.__main__ import main
-
-    main()
 
 
-def child(arguments, at_event, folder, count_at, said):
+def child(asked, counter, said):
+    """The sweep, in this process; it does not return."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(said, 2)
+    watch(asked, counter)
+    sys.argv = ["batchbench", *asked["arguments"]]
+    code = 0
     try:
-        run(arguments, at_event, folder, count_at)
+        import_module("batchbench.__main__").main()
     except SystemExit as error:
         code = error.code or 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 99
-    else:
-        code = 0
     sys.stderr.flush()
     os._exit(code)
 
 
 def answer(asked):
-    """Fork one sweep, kill it when it is time, and say what became of it."""
-    folder = asked["arguments"][asked["arguments"].index("--out") + 1]
-    with tempfile.TemporaryFile() as counter, tempfile.TemporaryFile() as said:
-        began = time.monotonic()
-        pid = os.fork()
-        if pid == 0:
-            child(asked["arguments"], asked.get("at_event"), folder, counter.fileno(), said.fileno())
-        if asked.get("after_s") is not None:
-            time.sleep(asked["after_s"])
-            os.kill(pid, asked.get("by", signal.SIGKILL))  # a zombie, if it has ended
-        status = os.waitpid(pid, 0)[1]
-        counter.seek(0), said.seek(0)
-        return {
-            "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
-            "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-            "seconds": time.monotonic() - began,
-            "events": int.from_bytes(counter.read(), "little"),
-            "stderr": said.read().decode(),
-        }
+    """Fork one sweep, signal it when it is time, and say what became of it."""
+    counter, (hears, says) = mmap.mmap(-1, 8), os.pipe()
+    began = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        child(asked, counter, says)
+    os.close(says)
+    if asked.get("after_s") is not None:
+        time.sleep(asked["after_s"])
+        os.kill(pid, asked.get("by", signal.SIGKILL))  # a zombie, if it has ended
+    with open(hears, encoding="utf-8") as file:
+        stderr = file.read()
+    status = os.waitpid(pid, 0)[1]
+    return {
+        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
+        "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+        "seconds": time.monotonic() - began,
+        "events": int.from_bytes(counter[:], "little"),
+        "stderr": stderr,
+    }
 
 
 if __name__ == "__main__":

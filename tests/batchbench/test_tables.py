@@ -310,7 +310,7 @@ def damage_json_type(folder):
     ("damage", "message"),
     [
         (damage_missing, "is not a result folder: it lacks texts.parquet"),
-        (damage_version, "has schema version 99, this batchbench reads 3"),
+        (damage_version, "has schema version 99, newer than the 3 that this batchbench reads"),
         (damage_run_id, "pools.parquet is from another run than run.json"),
         (damage_requests, "requests.parquet does not have every request once per point"),
         (damage_ledger, "evictions.parquet speaks of points or requests that are not there"),
