@@ -1,23 +1,29 @@
 """Benchmark and pool-size sweep harness for LLM inference under KV-cache pressure."""
 
-from batchbench.adapters import engine_factory, engine_tokenizer
-from batchbench.driver import Limits
-from batchbench.protocol import (
-    Admission,
-    BenchEngine,
-    EngineDescription,
-    Eviction,
-    IterationOutcome,
-    Prefill,
-    RequestSpec,
-    Sampling,
-    Text,
-    Tokenizer,
-)
-from batchbench.scenario import Scenario, load_scenario
-from batchbench.sweep import Pass, SweepObserver, sweep_pool_sizes
-from batchbench.timing import ContinuousTiming
-from batchbench.workload import build_requests
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchbench.adapters import engine_factory, engine_tokenizer
+    from batchbench.driver import Limits
+    from batchbench.protocol import (
+        Admission,
+        BenchEngine,
+        EngineDescription,
+        Eviction,
+        IterationOutcome,
+        Prefill,
+        RequestSpec,
+        Sampling,
+        Text,
+        Tokenizer,
+    )
+    from batchbench.scenario import Scenario, load_scenario
+    from batchbench.sweep import Pass, SweepObserver, sweep_pool_sizes
+    from batchbench.timing import ContinuousTiming
+    from batchbench.workload import build_requests
 
 __all__ = [
     "Admission",
@@ -41,3 +47,21 @@ __all__ = [
     "load_scenario",
     "sweep_pool_sizes",
 ]
+_HOMES = {
+    "adapters": ("engine_factory", "engine_tokenizer"),
+    "driver": ("Limits",),
+    "protocol": ("Admission", "BenchEngine", "EngineDescription", "Eviction", "IterationOutcome", "Prefill",
+                 "RequestSpec", "Sampling", "Text", "Tokenizer"),
+    "scenario": ("Scenario", "load_scenario"),
+    "sweep": ("Pass", "SweepObserver", "sweep_pool_sizes"),
+    "timing": ("ContinuousTiming",),
+    "workload": ("build_requests",),
+}  # fmt: skip
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when it is asked for: a command can be interrupted before numbers are read, by one line."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,20 +1,56 @@
 """The `batchbench` command and `python -m batchbench`."""
 
+import os
+import signal
 import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+_SAID = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+
+
+class _Stopped(BaseException):
+    """A signal to stop: what is open is closed on the way out. No KeyboardInterrupt, which libraries catch."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 def main() -> None:
     """Run the command line; what happens before or outside a command is one line too."""
+    _on_signals(_leave)  # while modules are imported, some of which catch every exception
     try:
         from batchbench.cli import app
 
+        _on_signals(_stop)
         app()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+    except _Stopped as error:
+        _on_signals(signal.SIG_IGN)  # it is ending
+        _say(_SAID[signal.Signals(error.number)])
+        raise SystemExit(128 + error.number) from None
     except OSError as error:  # the help or the version, on a device that is full
-        print(f"error: output: {error.strerror}", file=sys.stderr)
+        _say(f"error: output: {error.strerror}")
         raise SystemExit(1) from None
+
+
+def _on_signals(handler: signal.Handlers | Callable[[int, FrameType | None], NoReturn]) -> None:
+    for number in _SAID:
+        signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Nothing is open yet, so nothing is lost."""
+    _say(_SAID[signal.Signals(number)])
+    os._exit(128 + number)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Stopped(number)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 from batchbench.errors import OutcomeRefused
 from batchbench.protocol import IterationBatch, IterationEvents, IterationOutcome, RequestSpec
@@ -25,7 +25,15 @@ SUMMED = (
 )
 Happened = IterationOutcome | IterationEvents
 _READ = attrgetter(*SUMMED[:7])
+_PER_REQUEST = ("arrived", "admitted", "finished", "arrival_ns", "recomputed", "rebuilt", "recovered", "swapped")
+_PER_ITERATION = ("iterations", "start_ns", "end_ns")
+_EVENTS = ("runs", "evictions", "resumes")
+_NUMBERS = ("issued", "collected", "positions", "busy", "free_sum", "free_samples", "unused_sum", "least_free")
 _AFTER_EVICTION = ("recomputed_tokens", "rebuilt_tokens", "thrashes")  # known to be 0 before anybody was evicted
+
+
+def _integers(values: Sequence[int | float]) -> array[int]:
+    return array("q", [int(value) for value in values])
 
 
 class LedgerSink(Protocol):
@@ -84,6 +92,48 @@ class Recorder:
     def total(self, name: str) -> int | None:
         """Sum of a counter over the run, None if it was not always reported."""
         return None if name in self.unsaid else self._sums[name]
+
+    # ---- a finished run, kept ------------------------------------------------------------
+
+    def columns(self) -> dict[str, Sequence[int | float]]:
+        """With `facts`, all that is left of a finished run: integers, and the seconds of copies."""
+        found: dict[str, Sequence[int | float]] = {name: getattr(self, name) for name in _PER_REQUEST + _PER_ITERATION}
+        for name in _EVENTS:
+            events = getattr(self, name)
+            if events is not None:
+                found |= {f"{name}.{part}": getattr(events, part) for part in ("request", "iteration", "number")}
+        return found if self.copy_s is None else found | {"copy_s": self.copy_s}
+
+    def facts(self) -> dict[str, Any]:
+        """The rest: numbers, sums and names."""
+        return {
+            **{name: getattr(self, name) for name in _NUMBERS},
+            "sums": self._sums,
+            "unsaid": sorted(self.unsaid),
+        }
+
+    @classmethod
+    def restored(
+        cls,
+        requests: Sequence[RequestSpec],
+        block_size: int,
+        columns: Mapping[str, Sequence[int | float]],
+        facts: Mapping[str, Any],
+    ) -> Recorder:
+        """A run as its `columns` and `facts` tell it. Raises ValueError, KeyError or TypeError if they cannot."""
+        found = cls(requests, block_size)
+        for name in _PER_REQUEST + _PER_ITERATION:
+            setattr(found, name, _integers(columns[name]))
+        if any(len(getattr(found, name)) != len(requests) for name in _PER_REQUEST):
+            raise ValueError("a run of other requests")
+        for name in _EVENTS:
+            parts = [columns.get(f"{name}.{part}") for part in ("request", "iteration", "number")]
+            setattr(found, name, None if parts[0] is None else Events(*map(_integers, parts)))  # type: ignore[arg-type]
+        for name in _NUMBERS:
+            setattr(found, name, facts[name])
+        found.copy_s = None if "copy_s" not in columns else [float(value) for value in columns["copy_s"]]
+        found._sums, found.unsaid = {name: facts["sums"][name] for name in SUMMED}, set(facts["unsaid"])
+        return found
 
     def arrive(self, request_id: str, iteration: int, arrival_ns: int) -> None:
         """It was submitted before that iteration. arrival_ns: on the run's time, where that counts time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from batchbench.intervals import median_interval
@@ -17,6 +17,16 @@ _P50, _P99 = PERCENTILES.index(50), PERCENTILES.index(99)
 _TIMES = ("engine_s", "duration_s", "collected_per_s", *(f"{metric}_{share}_s" for metric in ("ttft", "itl", "tpot",
           "e2e") for share in ("p50", "p99")))  # fmt: skip
 _UNITS = {column.name: column.unit for column in TABLES["repetitions"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Runs of a sweep that need not be run again. timings: of the first repetition, from the first point on.
+    repeated: what the repetitions after it measured, pass by pass, in the order of the points; without gaps.
+    """
+
+    timings: Sequence[ContinuousTiming] = ()
+    repeated: Sequence[Measured] = ()
 
 
 def measured(timing: ContinuousTiming) -> Measured:

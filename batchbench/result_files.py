@@ -22,20 +22,25 @@ def undamaged(folder: Path) -> Iterator[None]:
     """A file that cannot be read as one line that names the folder."""
     try:
         yield
-    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:  # ValueError: JSON, UTF-8, huge integers
+    # ValueError: JSON, UTF-8, huge integers. The last four: old tables without a column, with other types or numbers.
+    except (OSError, ValueError, RecursionError, pa.ArrowException, KeyError, TypeError, ArithmeticError) as error:
         raise ResultError(f"{folder}: damaged file: {error}") from None
 
 
 class TableFiles(Mapping[str, pa.Table]):
     """Table name -> its rows, read anew whenever they are asked for.
 
-    The files stay open, so that a sweep that replaces them meanwhile does not mix its rows with these.
+    The files stay open, so that a sweep that replaces them meanwhile does not mix its rows with these. sources: of each
+    table, a path or a buffer. Raises ResultError unless all are of that run.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sources: Mapping[str, Any], run_id: str) -> None:
         self._folder = folder
         with undamaged(folder):
-            self._files = {name: pq.ParquetFile(folder / f"{name}.parquet") for name in TABLES}
+            self._files = {name: pq.ParquetFile(source) for name, source in sources.items()}
+        for name, file in self._files.items():
+            if (file.schema_arrow.metadata or {}).get(b"run_id", b"").decode(errors="replace") != run_id:
+                raise ResultError(f"{folder}: {name}.parquet is from another run than run.json")
 
     def __getitem__(self, name: str) -> pa.Table:
         with undamaged(self._folder):
@@ -61,13 +66,9 @@ class TableFiles(Mapping[str, pa.Table]):
         with undamaged(self._folder):
             yield from self._files[name].iter_batches(_BATCH, columns=list(columns))
 
-    def check(self, run_id: str) -> None:
-        """Raise ResultError unless the tables are of this run, and speak of the same points and requests, each once, in
-        slots that exist.
-        """
+    def check(self) -> None:
+        """Raise ResultError unless the tables speak of the same points and requests, each once, in slots that exist."""
         for name, file in self._files.items():
-            if (file.schema_arrow.metadata or {}).get(b"run_id", b"").decode(errors="replace") != run_id:
-                raise ResultError(f"{self._folder}: {name}.parquet is from another run than run.json")
             if not file.schema_arrow.equals(arrow_schema(name)):
                 raise ResultError(
                     f"{self._folder}: {name}.parquet has other columns than schema version {SCHEMA_VERSION}"

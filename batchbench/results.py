@@ -1,14 +1,13 @@
-"""Result folders: each point saved as it finishes, the joined tables replaced atomically, opened again."""
+"""Result folders: written point by point, resumed, replaced as a whole, opened again."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,20 @@ import pyarrow.parquet as pq
 
 from batchbench.errors import BatchbenchError, ResultError, UsageError
 from batchbench.ledger import LEDGER, Ledger
-from batchbench.protocol import EngineDescription, Point
+from batchbench.lock import FolderLock
+from batchbench.parts import Parts, located
+from batchbench.protocol import EngineDescription, Point, RequestSpec
+from batchbench.repetitions import Finished, Measured, measured
 from batchbench.result_files import TableFiles, undamaged
+from batchbench.resuming import difference
+from batchbench.saved_timing import load_timing, save_timing
 from batchbench.schema import SCHEMA_VERSION, TABLES, arrow_schema
+from batchbench.schema_versions import lifted, table_names
 from batchbench.service import Slo
 from batchbench.tables import point_key, point_tables
 from batchbench.timing import ContinuousTiming, reference_timing
 
-_PARTS = "batchbench-parts"  # points saved while a sweep runs
 _FILES = (*(f"{name}.parquet" for name in TABLES), "run.json")
-_MARK = ".made-by-batchbench"  # in _PARTS: this folder is ours to delete
 
 
 class Result:
@@ -69,34 +72,102 @@ class _Frames(Mapping[str, pd.DataFrame]):
 
 
 class ResultWriter:
-    """Writes one sweep into a folder. An earlier result there stays whole until `join`.
+    """Writes one sweep into a folder. An earlier result there stays whole until `join`. `close` ends it.
 
     slo: the objectives that requests are held to.
     """
 
     def __init__(self, folder: Path, slo: Slo | None = None) -> None:
-        self.folder, self._parts, self._slo = folder, folder / _PARTS, slo or Slo()
+        self.folder, self._slo = folder, slo or Slo()
+        self._parts, self._lock = Parts(folder, _FILES), FolderLock(folder)
         self._run_id = uuid.uuid4().hex
         self._saved = 0
         self._files: dict[str, pq.ParquetWriter] = {}
         self._ledger: Ledger | None = None
 
-    def open(self) -> None:
-        """Create the folder with no parts in it. Raises UsageError if it cannot be written or is not ours."""
+    def open(self, about: Mapping[str, Any] | None = None, *, resume: bool = False) -> None:
+        """Lock the folder, and forget the parts in it, or with `resume` go on from them.
+
+        about: what run.json will say, as far as it is known. Raises UsageError if the folder cannot be written, is
+        another's, or holds parts that `about` does not describe; they are left as they are then.
+        """
+        about = {"schema_version": SCHEMA_VERSION, **(about or {})}
+        try:
+            self._take_folder()
+            with _writing(self.folder, UsageError):
+                before = self._parts.manifest() if resume else None
+                if before is None:
+                    self._parts.begin({**about, "run_id": self._run_id})
+                elif changed := difference(before, about):
+                    raise UsageError(
+                        f"output folder {self.folder}: cannot resume, {changed}; sweep without --resume to start again"
+                    )
+                else:
+                    self._run_id = str(before.get("run_id"))
+        except BaseException:
+            self.close()
+            raise
+
+    def complete(self, about: Mapping[str, Any]) -> bool:
+        """Whether the folder holds this very sweep's result, with no point to resume. Raises as `open` does."""
+        if not located(self.folder, _FILES):
+            return False
+        try:
+            self._take_folder()
+            if self._parts.manifest() is not None:
+                return False
+            was = load_result(self.folder).run
+            self.discard_parts()  # of a sweep that ended while it deleted them
+        finally:
+            self.close()
+        if changed := difference({**was, "points": None}, {"schema_version": SCHEMA_VERSION, **about, "points": None}):
+            raise UsageError(
+                f"output folder {self.folder}: nothing to resume but another result, {changed}; sweep without --resume "
+                f"to replace it"
+            )
+        return True
+
+    def _take_folder(self) -> None:
+        """With its lock, and with what a sweep that died had joined put into place."""
         with _writing(self.folder, UsageError):
             self.folder.mkdir(parents=True, exist_ok=True)
             for file in _FILES:
                 if (self.folder / file).is_dir():
                     raise UsageError(f"output folder {self.folder}: {file} is a folder there")
-            self.discard_parts()
-            self._parts.mkdir()
-            (self._parts / _MARK).touch()
+            self._lock.acquire()
+            self._parts.finish_installing()
+
+    def close(self) -> None:
+        """Let others write there. What is finished stays."""
+        self._lock.release()
+
+    def __enter__(self) -> ResultWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- points --------------------------------------------------------------------------
+
+    def finished(self, points: Sequence[Point], requests: Sequence[RequestSpec], repetitions: int) -> Finished:
+        """What need not be run again. Raises ResultError if it is damaged."""
+        self._saved = self._parts.saved(len(points))
+        timings = [load_timing(self._parts.point(n), points[n], requests) for n in range(self._saved)]
+        repeated = []
+        if self._saved == len(points):
+            for number, place in product(range(1, repetitions), range(len(points))):
+                run = self._parts.repetition(number, place)
+                if run is None or run.keys() != measured(timings[place]).keys():
+                    break
+                repeated.append(run)
+        return Finished(timings, repeated)
 
     def open_point(self, point: Point, engine: EngineDescription) -> Ledger:
         """What takes the next point's iterations as they happen."""
         with _writing(self.folder):
-            self._unfinished.mkdir()
-            self._files = {name: self._writer(name, self._unfinished) for name in LEDGER}
+            folder = self._parts.begin_point(self._saved)
+            self._files = {name: self._writer(name, folder) for name in LEDGER}
+        self._unfinished = folder
         self._ledger = Ledger(point_key(self._saved, point, engine), self._append)
         return self._ledger
 
@@ -109,36 +180,40 @@ class ResultWriter:
             for name, data in point_tables(self._saved, timing, None, self._slo).items():
                 with self._writer(name, self._unfinished) as file:
                     file.write_table(data)
-            self._unfinished.rename(self._parts / f"point-{self._saved}")
+            save_timing(self._unfinished, timing)
+            self._parts.finish_point(self._saved)
         self._saved += 1
 
+    def save_repetition(self, number: int, place: int, run: Measured) -> None:
+        """What a repetition after the first measured."""
+        with _writing(self.folder):
+            self._parts.save_repetition(number, place, run)
+
+    # ---- the whole -----------------------------------------------------------------------
+
     def join(self, timings: list[ContinuousTiming], run: Mapping[str, Any]) -> None:
-        """Replace the folder's tables and run.json by this sweep's, then drop the parts."""
+        """Replace the folder's tables and run.json by this sweep's, drop the parts, and let others write."""
         document = {"schema_version": SCHEMA_VERSION, "run_id": self._run_id, **run}
         with _writing(self.folder):
-            self._join_ledgers(len(timings))
-            self._files = {name: self._writer(name, self._parts) for name in TABLES if name not in LEDGER}
+            folder = self._parts.begin_joining()
+            self._join_ledgers(len(timings), folder)
+            self._files = {name: self._writer(name, folder) for name in TABLES if name not in LEDGER}
             for place, timing in enumerate(timings):
                 for name, data in point_tables(place, timing, reference_timing(timings, timing), self._slo).items():
                     self._append(name, data)
             self._close_files()
-            (self._parts / "run.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-            for file in _FILES:
-                os.replace(self._parts / file, self.folder / file)
-            self.discard_parts()
+            (folder / "run.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+            self._parts.install()
+        self.close()
 
-    def _join_ledgers(self, points: int) -> None:
+    def _join_ledgers(self, points: int, folder: Path) -> None:
         """Row group by row group, so that no table is ever held whole."""
         for name in LEDGER:
-            with self._writer(name, self._parts) as joined:
+            with self._writer(name, folder) as joined:
                 for place in range(points):
-                    part = pq.ParquetFile(self._parts / f"point-{place}" / f"{name}.parquet")
+                    part = pq.ParquetFile(self._parts.point(place) / f"{name}.parquet")
                     for group in range(part.num_row_groups):
                         joined.write_table(part.read_row_group(group).replace_schema_metadata(self._metadata))
-
-    @property
-    def _unfinished(self) -> Path:
-        return self._parts / f".point-{self._saved}"
 
     @property
     def _metadata(self) -> dict[str, str]:
@@ -158,12 +233,8 @@ class ResultWriter:
 
     def discard_parts(self) -> None:
         """Forget the points saved so far. Raises UsageError rather than delete what batchbench did not make."""
-        if not self._parts.exists() and not self._parts.is_symlink():
-            return
-        mark = self._parts / _MARK
-        if self._parts.is_symlink() or mark.is_symlink() or not mark.is_file():
-            raise UsageError(f"{self._parts} was not made by batchbench; move it away")
-        shutil.rmtree(self._parts)
+        with _writing(self.folder):
+            self._parts.discard()
 
 
 @contextmanager
@@ -211,21 +282,38 @@ def _there(path: Path) -> bool:
 def load_result(folder: str | Path) -> Result:
     """Open a result folder and check its tables, a part at a time; they are read when they are asked for.
 
-    Raises ResultError if a file is missing, damaged, foreign or from another run.
+    One of an older schema version is lifted to the current tables; its `run` says which. One that a sweep was putting
+    into place when it ended is read from where its files are. Raises ResultError if a file is missing, damaged,
+    foreign, from another run, or of a newer version.
     """
     folder = Path(folder)
-    if missing := [file for file in _FILES if not (folder / file).is_file()]:
-        raise ResultError(f"{folder} is not a result folder: it lacks {', '.join(missing)}")
+    try:
+        run, files = _opened(folder)
+    except ResultError:
+        run, files = _opened(folder)  # a sweep may just have replaced what was there, file by file
+    files.check()
+    return Result(run, files)
+
+
+def _opened(folder: Path) -> tuple[dict[str, Any], TableFiles]:
+    """run.json, and the open tables of that run, lifted if they are of an older version."""
+    found = located(folder, _FILES)
+    if "run.json" not in found:
+        raise ResultError(f"{folder} is not a result folder: it lacks run.json")
     with undamaged(folder):
-        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    files = TableFiles(folder)
-    found = run.get("schema_version") if isinstance(run, dict) else None
-    if type(found) is not int or found != SCHEMA_VERSION:
-        raise ResultError(f"{folder} has schema version {found}, this batchbench reads {SCHEMA_VERSION}")
+        run = json.loads(found["run.json"].read_text(encoding="utf-8"))
+    version = run.get("schema_version") if isinstance(run, dict) else None
+    names = table_names(version, folder)
+    if missing := [f"{name}.parquet" for name in names if f"{name}.parquet" not in found]:
+        raise ResultError(f"{folder} is not a result folder: it lacks {', '.join(missing)}")
     if not _complete(run):
         raise ResultError(f"{folder}: damaged file: run.json lacks the scenario's name, its engine or the run's id")
-    files.check(run["run_id"])
-    return Result(run, files)
+    sources: Mapping[str, Any] = {name: found[f"{name}.parquet"] for name in names}
+    if version != SCHEMA_VERSION:
+        with undamaged(folder):
+            sources = lifted(run, sources)
+        run = {"trace": None, "text_repetition": None, "inputs": {}, **run}
+    return run, TableFiles(folder, sources, run["run_id"])
 
 
 def _complete(run: Mapping[str, Any]) -> bool:

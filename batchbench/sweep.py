@@ -15,7 +15,7 @@ from batchbench.errors import RequestRefused, UsageError
 from batchbench.identity import require_repeated, require_same_texts
 from batchbench.protocol import Clock, EngineDescription, EngineFactory, Point, RequestSpec
 from batchbench.recorder import LedgerSink
-from batchbench.repetitions import Measured, measured
+from batchbench.repetitions import Finished, Measured, measured
 from batchbench.timing import ContinuousTiming
 
 T = TypeVar("T")
@@ -46,6 +46,10 @@ class SweepObserver(RunObserver):
     def on_start(self, points: Sequence[Point]) -> None:
         """Everything was accepted; the first point is about to run."""
 
+    def finished(self, requests: Sequence[RequestSpec]) -> Finished:
+        """What an earlier sweep of the same left; asked after `on_start`."""
+        return Finished()
+
     def on_point(self, point: Point, which: Pass) -> None:
         """A point's run begins."""
 
@@ -58,6 +62,9 @@ class SweepObserver(RunObserver):
 
     def on_repeated(self, point: Point, which: Pass) -> None:
         """Another run of it is done: a warm-up, or a repetition, which agrees with the first."""
+
+    def on_measured(self, place: int, which: Pass, run: Measured) -> None:
+        """The few numbers of a repetition after the first, at the point in that place."""
 
 
 def sweep_pool_sizes(
@@ -83,9 +90,14 @@ def sweep_pool_sizes(
     observer, listed, passes = observer or SweepObserver(), _as_points(points), _passes(warmup, repetitions)
     check_sweep(requests, listed, make_engine, repetitions)
     observer.on_start(listed)
-    results: list[ContinuousTiming] = []
-    times: list[list[Measured]] = [[] for _ in listed]
-    for which, (place, point) in product(passes, enumerate(listed)):
+    before = observer.finished(requests)
+    results, ahead = list(before.timings), len(before.timings) + len(before.repeated)
+    times: list[list[Measured]] = [[measured(timing)] for timing in results] + [[] for _ in listed[len(results) :]]
+    for number, run in enumerate(before.repeated):
+        times[number % len(listed)].append(run)
+    runs = list(product(passes, enumerate(listed)))
+    warmups, rest = runs[: warmup * len(listed)], runs[warmup * len(listed) + ahead :]
+    for which, (place, point) in [*warmups, *rest] if rest else ():
         observer.on_point(point, which)
         timing = _run_point(requests, point, make_engine, clock, pacing, observer, which, limits)
         if which.is_result:
@@ -98,6 +110,10 @@ def sweep_pool_sizes(
             observer.on_repeated(point, which)
         if repetitions > 1 and not which.warmup:
             times[place].append(measured(timing))
+            if not which.is_result:
+                observer.on_measured(place, which, times[place][-1])
+    if repetitions == 1:
+        return results
     return [replace(timing, repetitions=tuple(runs)) for timing, runs in zip(results, times, strict=True)]
 
 

@@ -209,14 +209,15 @@ def _service_rows(service: Service) -> list[Columns]:
         ("queue", "s", service.queued_s),
     ):
         if values is not None:
-            rows.append(_service_row(metric, unit, values, None))
+            rows.append(service_row(metric, unit, values, None))
     for unit, gaps in (("iterations", service.gaps), ("s", service.gaps_s)):
         if gaps is not None:
-            rows.append(_service_row("itl", unit, *gaps))
+            rows.append(service_row("itl", unit, *gaps))
     return rows
 
 
-def _service_row(metric: str, unit: str, values: Any, counts: Any) -> Columns:
+def service_row(metric: str, unit: str, values: Any, counts: Any) -> Columns:
+    """A row of the table `service`, but for its point. counts: how often each value occurs; None: once."""
     counts = np.ones(len(values), dtype=np.int64) if counts is None else counts
     known = ~np.isnan(values.astype(np.float64)) & (counts > 0)
     values, counts = values[known], counts[known]

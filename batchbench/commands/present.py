@@ -14,8 +14,9 @@ from rich.table import Table
 
 from batchbench.predict import floor_iterations, floor_positions
 from batchbench.protocol import EngineDescription, Point, RequestSpec, Tokenizer
+from batchbench.results import Result
 from batchbench.schema import MAY_DIFFER
-from batchbench.timing import DEGENERATE_REPETITION, REPETITION_WINDOW, ContinuousTiming
+from batchbench.timing import DEGENERATE_REPETITION, REPETITION_WINDOW
 from batchbench.units import show_blocks, show_bytes, show_count, show_seconds
 
 UNSTEADY = "counters may differ between runs"  # by the wall clock
@@ -223,15 +224,16 @@ def doctor_lines(report: Mapping[str, Any]) -> list[str]:
     return [one_line(line) for line in lines]
 
 
-def text_rows(timing: ContinuousTiming, tokenizer: Tokenizer) -> list[dict[str, str]]:
+def text_rows(requests: Sequence[RequestSpec], result: Result, tokenizer: Tokenizer) -> list[dict[str, str]]:
     """Every request's prompt and completion as text, in submission order."""
+    texts = result.point("texts", 0, ["request_id", "token_ids"]).set_index("request_id")["token_ids"]
     return [
         {
             "request_id": request.request_id,
             "prompt": tokenizer.decode(request.prompt),
-            "completion": tokenizer.decode(timing.texts[request.request_id].token_ids),
+            "completion": tokenizer.decode(texts[request.request_id].tolist()),
         }
-        for request in timing.requests
+        for request in requests
     ]
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,12 +55,13 @@ from batchbench.protocol import (
     RequestSpec,
 )
 from batchbench.recorder import LedgerSink
+from batchbench.repetitions import Finished, Measured
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
 from batchbench.sweep import Pass, SweepObserver, check_sweep, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
 from batchbench.traces import Trace
-from batchbench.units import show_bytes
+from batchbench.units import show_bytes, show_count
 from batchbench.workload import workload_hash
 
 
@@ -89,6 +93,9 @@ def sweep(
         int | None,
         typer.Option(min=0, max=1000, help="Passes before that, thrown away. The scenario's if left out."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from what a sweep that ended early has finished in the folder.")
+    ] = False,
     audit: Annotated[
         bool, typer.Option("--audit", help="Check the engine's invariants after every iteration.")
     ] = False,
@@ -127,27 +134,40 @@ def sweep(
             return
         tables = out or Path("results") / scenario.name
         figures = plots or (out / "plots" if out else Path("plots") / scenario.name)
-        writer = ResultWriter(tables, slo_of(scenario))
-        progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
-        timings = _run(requests, points, make_engine, scenario, _SaveAndShow(writer, figures, progress))
-        writer.join(timings, _provenance(scenario, timings[0], trace))
+        with ResultWriter(tables, slo_of(scenario)) as writer:
+            progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
+            about = cache(lambda: _about(scenario, requests, points, make_engine, trace))
+            observer = _SaveAndShow(writer, figures, progress, about, resume)
+            _complete(requests, points, make_engine, scenario, observer)
         result = load_result(tables)
-        texts = text_rows(timings[0], tokenizer) if show_text and tokenizer is not None else None
+        texts = text_rows(requests, result, tokenizer) if show_text and tokenizer is not None else None
         _print_result(result, tables, [] if no_plots else draw(result, figures), texts, output_format)
-        if warning := degenerate_warning(timings[0].text_repetition):
+        if warning := degenerate_warning(result.run["text_repetition"]):
             print(warning, file=sys.stderr)
 
 
 class _SaveAndShow(SweepObserver):
-    """Saves every point as it finishes and passes progress on."""
+    """Saves every point as it finishes and passes progress on.
 
-    def __init__(self, writer: ResultWriter, figures: Path, progress: ProgressLines | None) -> None:
-        self._writer, self._figures, self._progress = writer, figures, progress
+    about: what run.json says before anything has run.
+    """
+
+    def __init__(
+        self,
+        writer: ResultWriter,
+        figures: Path,
+        progress: ProgressLines | None,
+        about: Callable[[], dict[str, Any]],
+        resume: bool,
+    ) -> None:
+        self.writer, self._figures, self._progress = writer, figures, progress
+        self.about, self.resume = about, resume
         self._next = progress or SweepObserver()
+        self._points: Sequence[Point] = ()
 
     def discard(self) -> None:
         """No timings: not on disk either."""
-        self._writer.discard_parts()
+        self.writer.discard_parts()
 
     def close(self) -> None:
         """End the live display."""
@@ -155,12 +175,20 @@ class _SaveAndShow(SweepObserver):
             self._progress.close()
 
     def on_start(self, points: Sequence[Point]) -> None:
-        for folder in (self._writer.folder, self._figures):
+        for folder in (self.writer.folder, self._figures):
             require_writable(folder)  # now, not after an hour's sweep
         if blocked := next((path for path in self._figures.glob("*.png") if path.is_dir()), None):
             raise UsageError(f"figure folder {self._figures}: {blocked.name} is a folder there")
-        self._writer.open()
+        self.writer.open(self.about(), resume=self.resume)
+        self._points = points
         self._next.on_start(points)
+
+    def finished(self, requests: Sequence[RequestSpec]) -> Finished:
+        repetitions = self.about()["scenario"]["run"]["repetitions"]
+        found = self.writer.finished(self._points, requests, repetitions)
+        if runs := len(found.timings) + len(found.repeated):
+            print(f"resumed: {runs} of {show_count(len(self._points) * repetitions, 'run')} finished", file=sys.stderr)
+        return found
 
     def on_point(self, point: Point, which: Pass) -> None:
         self._next.on_point(point, which)
@@ -172,14 +200,36 @@ class _SaveAndShow(SweepObserver):
         self._next.on_batch(first, batch)
 
     def ledger(self, point: Point, engine: EngineDescription) -> LedgerSink | None:
-        return self._writer.open_point(point, engine)
+        return self.writer.open_point(point, engine)
 
     def on_timing(self, timing: ContinuousTiming) -> None:
-        self._writer.save_point(timing)
+        self.writer.save_point(timing)
         self._next.on_timing(timing)
 
     def on_repeated(self, point: Point, which: Pass) -> None:
         self._next.on_repeated(point, which)
+
+    def on_measured(self, place: int, which: Pass, run: Measured) -> None:
+        self.writer.save_repetition(which.number, place, run)
+
+
+def _complete(
+    requests: tuple[RequestSpec, ...],
+    points: list[Point],
+    make_engine: EngineFactory,
+    scenario: Scenario,
+    observer: _SaveAndShow,
+) -> None:
+    """Run what is missing of the result, and put it into its folder."""
+    if observer.resume:
+        check_sweep(requests, points, make_engine, scenario.run.repetitions)
+        if observer.writer.complete(observer.about()):
+            print("resumed: the result is complete, there is nothing to run", file=sys.stderr)
+            return
+    timings = _run(requests, points, make_engine, scenario, observer)
+    about = {key: value for key, value in observer.about().items() if key != "points"}
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    observer.writer.join(timings, {"created": created, "text_repetition": timings[0].text_repetition, **about})
 
 
 def _run(
@@ -208,21 +258,31 @@ def _run(
         observer.close()
 
 
-def _provenance(scenario: Scenario, timing: ContinuousTiming, trace: Trace | None) -> dict[str, Any]:
-    engine = timing.engine
+def _about(
+    scenario: Scenario,
+    requests: tuple[RequestSpec, ...],
+    points: list[Point],
+    make_engine: EngineFactory,
+    trace: Trace | None,
+) -> dict[str, Any]:
+    """What run.json says of a sweep before it runs, as JSON has it; points: of the whole sweep, in order."""
+    engine = describe(make_engine, points[0])
     varied = {"pool_blocks", "versions", *(name for _, choices in scenario.sweep.declared for name, _ in choices)}
-    return {
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    calibration = scenario.engine.calibration
+    about = {
         "scenario": scenario.model_dump(mode="json"),
-        "workload_hash": workload_hash(timing.requests),
+        "workload_hash": workload_hash(requests),
         "trace": None if trace is None else {"format": trace.format, **asdict(trace.tally)},
-        "text_repetition": timing.text_repetition,
+        "inputs": {} if calibration is None else {"calibration": sha256(Path(calibration).read_bytes()).hexdigest()},
         # What varies is told by the tables: that of the first point describes nothing.
         "engine": {k: v for k, v in asdict(engine).items() if k not in varied},
         "versions": {**versions(), **engine.versions},
         "machine": machine(),
         "git": git_revision(),
+        "points": [point.name for point in points],
     }
+    found: dict[str, Any] = json.loads(json.dumps(about))
+    return found
 
 
 def _print_plan(

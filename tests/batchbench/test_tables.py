@@ -155,7 +155,8 @@ def test_requests_preempted_counts_requests_not_evictions(tables):
 
 def test_parts_of_an_earlier_sweep_are_gone_when_one_begins(tmp_path):
     for pool in (48, 32):
-        sweep_into(tmp_path, "schedule", [pool])
+        writer, _ = sweep_into(tmp_path, "schedule", [pool])
+        writer.close()
     assert [path.name for path in (tmp_path / "batchbench-parts").glob("point-*")] == ["point-0"]
     saved = pq.read_table(tmp_path / "batchbench-parts/point-0/pools.parquet")
     assert saved["pool_blocks"].to_pylist() == [32]
@@ -217,7 +218,7 @@ def test_null_when_is_said_of_every_column_that_can_be_null_and_of_no_other(tabl
 def test_each_pool_is_on_disk_as_soon_as_it_is_done_and_parts_go_when_joined(tmp_path):
     writer, timings = sweep_into(tmp_path, "schedule", [48])
     part = tmp_path / "batchbench-parts/point-0"
-    assert everything_under(part) == sorted(f"{name}.parquet" for name in TABLES)
+    assert everything_under(part) == sorted([*(f"{name}.parquet" for name in TABLES), "run.json", "run.npz"])
     assert pq.read_table(part / "pools.parquet").num_rows == 1
     writer.join(timings, RUN)
     assert everything_under(tmp_path) == sorted([*(f"{name}.parquet" for name in TABLES), "run.json"])
@@ -309,7 +310,7 @@ def damage_json_type(folder):
     ("damage", "message"),
     [
         (damage_missing, "is not a result folder: it lacks texts.parquet"),
-        (damage_version, "has schema version 99, this batchbench reads 3"),
+        (damage_version, "has schema version 99, newer than the 3 that this batchbench reads"),
         (damage_run_id, "pools.parquet is from another run than run.json"),
         (damage_requests, "requests.parquet does not have every request once per point"),
         (damage_ledger, "evictions.parquet speaks of points or requests that are not there"),

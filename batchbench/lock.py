@@ -1,0 +1,78 @@
+"""One writer per folder: an advisory lock that the system drops when its process ends, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from batchbench.errors import UsageError
+
+_FILE = ".batchbench-lock"
+_MOST_BYTES = 200  # of what a holder says of itself
+
+
+class FolderLock:
+    """`flock` on a file in the folder. Readers do not ask for it.
+
+    The lock is the open file's, not the file's: one that a killed process left is locked by nobody. The file says who
+    holds it, and goes when the lock is released. On NFS, Linux asks the server, so that one machine's lock holds on
+    the others; a server without locks is an error (ENOLCK), never two writers.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path = folder, folder / _FILE
+        self._fd: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, or raise UsageError at once if another process, or another of this one, holds it.
+
+        Raises OSError if the folder cannot be written.
+        """
+        while self._fd is None:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(fd, _MOST_BYTES, 0).decode(errors="replace")
+                os.close(fd)
+                raise UsageError(f"output folder {self._folder}: another sweep writes there{_said(holder)}") from None
+            except OSError:
+                os.close(fd)
+                raise
+            if self._is_ours(fd):
+                self._fd = fd
+            else:  # released, and so removed, between opening and locking
+                os.close(fd)
+        self._sign(self._fd)
+
+    def release(self) -> None:
+        """Give it back and remove its file; nothing happens if it is not held."""
+        if self._fd is not None:
+            with suppress(OSError):  # the folder is gone, or is read-only by now
+                if self._is_ours(self._fd):
+                    self._path.unlink()  # while it is held: who opened it meanwhile sees that it is gone
+            os.close(self._fd)
+            self._fd = None
+
+    def __del__(self) -> None:
+        self.release()
+
+    def _is_ours(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(self._path, follow_symlinks=False))
+        except FileNotFoundError:
+            return False
+
+    def _sign(self, fd: int) -> None:
+        """Say who holds it. On a full disk the lock holds without."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        with suppress(OSError):
+            os.truncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} since {now}".encode(), 0)
+
+
+def _said(holder: str) -> str:
+    return f" ({holder})" if holder.isprintable() and holder else ""
