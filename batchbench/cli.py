@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from batchbench.commands import cost, inspect, machine, plot, scenario, sweep, trace
+from batchbench.commands import cost, inspect, machine, plot, scenario, sweep, trace, watch
 from batchbench.environment import versions
 
 app = typer.Typer(
@@ -34,5 +34,5 @@ def _program(
     pass
 
 
-for commands in (sweep, scenario, plot, machine, cost, inspect, trace):
+for commands in (sweep, scenario, plot, machine, cost, inspect, trace, watch):
     commands.register(app)  # in the order of the help

@@ -25,9 +25,9 @@ from batchbench.service import Slo
 from batchbench.tables import point_key, point_tables
 from batchbench.timing import ContinuousTiming, reference_timing
 
-_PARTS = "batchbench-parts"  # points saved while a sweep runs
+PARTS = "batchbench-parts"  # points saved while a sweep runs
 _FILES = (*(f"{name}.parquet" for name in TABLES), "run.json")
-_MARK = ".made-by-batchbench"  # in _PARTS: this folder is ours to delete
+_MARK = ".made-by-batchbench"  # in PARTS: this folder is ours to delete
 
 
 class Result:
@@ -75,7 +75,7 @@ class ResultWriter:
     """
 
     def __init__(self, folder: Path, slo: Slo | None = None) -> None:
-        self.folder, self._parts, self._slo = folder, folder / _PARTS, slo or Slo()
+        self.folder, self._parts, self._slo = folder, folder / PARTS, slo or Slo()
         self._run_id = uuid.uuid4().hex
         self._saved = 0
         self._files: dict[str, pq.ParquetWriter] = {}

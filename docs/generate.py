@@ -26,7 +26,7 @@ DOCS = Path(__file__).parent
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _TABLE = re.compile(r"(<!-- table: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SERVICE = re.compile(r"(<!-- service: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_COMMANDS = ("sweep", "validate", "schema", "plot", "doctor", "calibrate", "cost", "inspect", "trace")
+_COMMANDS = ("sweep", "validate", "schema", "plot", "doctor", "calibrate", "cost", "inspect", "trace", "watch")
 
 
 def columns() -> str:

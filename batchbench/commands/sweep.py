@@ -54,6 +54,7 @@ from batchbench.protocol import (
 from batchbench.recorder import LedgerSink
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
+from batchbench.status import StatusWriter
 from batchbench.sweep import Pass, SweepObserver, check_sweep, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
 from batchbench.traces import Trace
@@ -129,7 +130,8 @@ def sweep(
         figures = plots or (out / "plots" if out else Path("plots") / scenario.name)
         writer = ResultWriter(tables, slo_of(scenario))
         progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
-        timings = _run(requests, points, make_engine, scenario, _SaveAndShow(writer, figures, progress))
+        observer = _SaveAndShow(writer, figures, progress, len(requests))
+        timings = _run(requests, points, make_engine, scenario, observer)
         writer.join(timings, _provenance(scenario, timings[0], trace))
         result = load_result(tables)
         texts = text_rows(timings[0], tokenizer) if show_text and tokenizer is not None else None
@@ -141,9 +143,9 @@ def sweep(
 class _SaveAndShow(SweepObserver):
     """Saves every point as it finishes and passes progress on."""
 
-    def __init__(self, writer: ResultWriter, figures: Path, progress: ProgressLines | None) -> None:
+    def __init__(self, writer: ResultWriter, figures: Path, progress: ProgressLines | None, requests: int) -> None:
         self._writer, self._figures, self._progress = writer, figures, progress
-        self._next = progress or SweepObserver()
+        self._next = StatusWriter(writer.folder, requests, progress or SweepObserver())
 
     def discard(self) -> None:
         """No timings: not on disk either."""
