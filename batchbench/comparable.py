@@ -11,6 +11,11 @@ from batchbench.results import Result
 _SHOWN = 60  # characters of a value in a message
 
 
+def require_same_requests(one: Result, other: Result) -> None:
+    """Raise Incomparable unless both ran the same requests, whatever their columns mean."""
+    _require(list(_differ("workload", one.run.get("workload_hash"), other.run.get("workload_hash"))))
+
+
 def require_same_workload(one: Result, other: Result) -> None:
     """Raise Incomparable, naming what differs, unless both mean the same columns and ran the same requests."""
     _require(_of_workload(one, other))

@@ -88,9 +88,7 @@ class Sweep:
 
 
 @pytest.fixture(scope="session")
-def batchbench_sweep(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Sweep]:
+def batchbench_sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Sweep]:
     """`batchbench_sweep(scenario, engine="own")` -> Sweep.
 
     scenario: a file; relative, to the root of the tests. engine: "own", "schedule", or your factory: called with a pool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -247,16 +248,28 @@ def _writing(folder: Path, refused: type[BatchbenchError] = BatchbenchError) -> 
 
 
 def replace_result(folder: Path, source: Path) -> None:
-    """Make `folder` a copy of the result folder `source`. Raises UsageError if something else is there."""
-    if folder.exists():
-        load_result(folder)
+    """Make `folder` a copy of the result folder `source`, whole at every moment.
+
+    Raises UsageError if something else is there, or a sweep that runs or could be resumed.
+    """
+    load_result(source)
+    parts, lock = Parts(folder, _FILES), FolderLock(folder)
     with _writing(folder, UsageError):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as copies:
-            for file in _FILES:
-                shutil.copyfile(source / file, Path(copies) / file)
-            for file in _FILES:
-                os.replace(Path(copies) / file, folder / file)
+        if any(folder.iterdir()):
+            load_result(folder)
+        lock.acquire()
+        try:
+            parts.finish_installing()
+            if parts.manifest() is not None:
+                raise UsageError(f"{folder} holds a sweep that has not ended; finish it with --resume, or delete it")
+            parts.begin({"copy_of": load_result(source).run["run_id"]})
+            copies = parts.begin_joining()
+            for file, path in located(source, _FILES).items():
+                shutil.copyfile(path, copies / file)
+            parts.install()
+        finally:
+            lock.release()
 
 
 def require_writable(folder: Path) -> None:

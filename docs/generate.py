@@ -27,7 +27,20 @@ _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DO
 _TABLE = re.compile(r"(<!-- table: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SERVICE = re.compile(r"(<!-- service: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _OUTPUT = re.compile(r"(<!-- output: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_COMMANDS = ("sweep", "gate", "compare", "validate", "schema", "plot", "doctor", "calibrate", "cost", "inspect")
+_COMMANDS = (
+    "sweep",
+    "gate",
+    "compare",
+    "trace",
+    "watch",
+    "validate",
+    "schema",
+    "plot",
+    "doctor",
+    "calibrate",
+    "cost",
+    "inspect",
+)
 
 
 def columns() -> str:

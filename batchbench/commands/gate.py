@@ -12,6 +12,7 @@ import typer
 
 from batchbench.commands.present import Format, Sheet, one_line, to_json
 from batchbench.commands.shared import DebugOption, FormatOption, errors
+from batchbench.comparable import require_same_requests
 from batchbench.errors import BatchbenchError, UsageError
 from batchbench.gate_formats import as_annotations, as_document, as_junit, as_markdown, figures_of
 from batchbench.gate_rules import BOUNDS, Demands, Rule, load_demands, parse_rule
@@ -107,11 +108,18 @@ def _update(result_folder: Path, demands: Demands) -> None:
     if folder.exists():
         if folder.samefile(result_folder):
             raise UsageError(f"--update: {folder} is the result itself")
-        changes = changed_counters(load_result(folder), result)
+        before = load_result(folder)
+        was, now = before.run["schema_version"], result.run["schema_version"]
+        if was != now:
+            require_same_requests(before, result)
+            print(
+                f"{one_line(str(folder))} was of schema version {was}, this is of {now}: its counters are not compared"
+            )
+        changes = [] if was != now else changed_counters(before, result)
         rows = tuple(tuple(one_line(str(cell)) for cell in change) for change in changes)
         if rows:
             Sheet(("point", "metric", "was", "is"), rows, words=("point", "metric")).print()
-        else:
+        elif was == now:
             print("no counter of any point changed")
     replace_result(folder, result_folder)
     print(one_line(f"{folder} is now {result_folder}, run {result.run['run_id']}"))

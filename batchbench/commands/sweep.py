@@ -58,6 +58,7 @@ from batchbench.recorder import LedgerSink
 from batchbench.repetitions import Finished, Measured
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
+from batchbench.status import StatusWriter
 from batchbench.sweep import Pass, SweepObserver, check_sweep, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
 from batchbench.traces import Trace
@@ -137,7 +138,7 @@ def sweep(
         with ResultWriter(tables, slo_of(scenario)) as writer:
             progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
             about = cache(lambda: _about(scenario, requests, points, make_engine, trace))
-            observer = _SaveAndShow(writer, figures, progress, about, resume)
+            observer = _SaveAndShow(writer, figures, progress, about, resume, len(requests))
             _complete(requests, points, make_engine, scenario, observer)
         result = load_result(tables)
         texts = text_rows(requests, result, tokenizer) if show_text and tokenizer is not None else None
@@ -159,10 +160,11 @@ class _SaveAndShow(SweepObserver):
         progress: ProgressLines | None,
         about: Callable[[], dict[str, Any]],
         resume: bool,
+        requests: int,
     ) -> None:
         self.writer, self._figures, self._progress = writer, figures, progress
         self.about, self.resume = about, resume
-        self._next = progress or SweepObserver()
+        self._next = StatusWriter(writer.folder, requests, progress or SweepObserver())
         self._points: Sequence[Point] = ()
 
     def discard(self) -> None:

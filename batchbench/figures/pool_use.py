@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from batchbench.clocks import NS
 from batchbench.figures.bands import Values
 from batchbench.figures.style import ALERT, DARK, MID, count_axis, draw_state, finish, panels, title
+from batchbench.instants import begin_ns
 from batchbench.results import Result
 
 _LOOKS: tuple[dict[str, Any], ...] = (
@@ -68,22 +70,5 @@ def _cell(cell: Any, result: Result, point: int, pixels: int, seconds: bool) -> 
 
 
 def begin_s(result: Result, point: int, frame: pd.DataFrame) -> Values:
-    """When each iteration began. The tables have durations: what lies between two is told by who arrived or finished.
-
-    frame: the point's iterations. Exact where someone finished and after a time without work, never too late.
-    """
-    columns: list[str] = ["arrival_iteration", "finished_iteration", "arrival_s", "latency_s"]
-    requests = result.point("requests", point, columns)
-    step = frame["step_s"].to_numpy(dtype=np.float64)
-    worked = np.append(0.0, np.cumsum(step)[:-1])  # before each iteration
-    idle = np.zeros(len(frame))
-    arrival, end = requests["arrival_s"].to_numpy(), (requests["arrival_s"] + requests["latency_s"]).to_numpy()
-    iterations: Any = frame["iteration"].to_numpy()
-    for at, known_s, spent in (
-        (requests["arrival_iteration"], arrival, worked),
-        (requests["finished_iteration"], end, worked + step),
-    ):
-        place = np.minimum(np.searchsorted(iterations, at.to_numpy()), len(frame) - 1)
-        np.maximum.at(idle, place, known_s - spent[place])
-    begin: Values = worked + np.maximum.accumulate(idle)
-    return begin
+    """When each iteration began. frame: the point's iterations."""
+    return begin_ns(result, point, frame) / NS
