@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from batchbench.commands import cost, inspect, machine, plot, scenario, sweep
+from batchbench.commands import cost, inspect, machine, plot, report, scenario, sweep
 from batchbench.environment import versions
 
 app = typer.Typer(
@@ -34,5 +34,5 @@ def _program(
     pass
 
 
-for commands in (sweep, scenario, plot, machine, cost, inspect):
+for commands in (sweep, scenario, plot, report, machine, cost, inspect):
     commands.register(app)  # in the order of the help

@@ -14,19 +14,19 @@ from typer.testing import CliRunner
 
 from batchbench.arrivals import PROCESSES
 from batchbench.cli import app
-from batchbench.commands.present import sweep_sheet
-from batchbench.commands.service_sheet import service_sheet
 from batchbench.distributions import DELAYS, LENGTHS
 from batchbench.results import load_result
 from batchbench.scenario import EngineSettings, Objectives, Run, Scenario, Sweep, Virtual
 from batchbench.schema import ABOUT, TABLES
+from batchbench.service_sheet import service_sheet
+from batchbench.sheets import sweep_sheet
 from batchbench.workload_schema import Conversation, Prefix, TraceSource, Workload
 
 DOCS = Path(__file__).parent
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _TABLE = re.compile(r"(<!-- table: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SERVICE = re.compile(r"(<!-- service: ([\w/]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_COMMANDS = ("sweep", "validate", "schema", "plot", "doctor", "calibrate", "cost", "inspect")
+_COMMANDS = ("sweep", "validate", "schema", "plot", "report", "doctor", "calibrate", "cost", "inspect")
 
 
 def columns() -> str:

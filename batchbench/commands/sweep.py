@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,15 +28,12 @@ from batchbench.commands.prepare import (
 from batchbench.commands.present import (
     Format,
     degenerate_warning,
-    one_line,
     plan_rows,
     plan_sheet,
-    sweep_sheet,
     text_lines,
     text_rows,
 )
 from batchbench.commands.progress import ProgressLines
-from batchbench.commands.service_sheet import service_sheet
 from batchbench.commands.shared import DebugOption, FormatOption, ScenarioFile, TrustOption, draw, errors, show
 from batchbench.demand import resolve_points
 from batchbench.driver import Limits
@@ -54,6 +51,8 @@ from batchbench.protocol import (
 from batchbench.recorder import LedgerSink
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
+from batchbench.service_sheet import service_sheet
+from batchbench.sheets import one_line, sweep_sheet
 from batchbench.sweep import Pass, SweepObserver, check_sweep, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
 from batchbench.traces import Trace
@@ -130,7 +129,9 @@ def sweep(
         writer = ResultWriter(tables, slo_of(scenario))
         progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
         timings = _run(requests, points, make_engine, scenario, _SaveAndShow(writer, figures, progress))
-        writer.join(timings, _provenance(scenario, timings[0], trace))
+        given = {"--numerics": numerics, "--repetitions": repetitions, "--warmup": warmup}
+        command = _command(scenario_file, engine, given, audit, trust)
+        writer.join(timings, {"command": command, **_provenance(scenario, timings[0], trace)})
         result = load_result(tables)
         texts = text_rows(timings[0], tokenizer) if show_text and tokenizer is not None else None
         _print_result(result, tables, [] if no_plots else draw(result, figures), texts, output_format)
@@ -206,6 +207,21 @@ def _run(
         raise
     finally:
         observer.close()
+
+
+def _command(
+    scenario_file: Path, engine: str, given: Mapping[str, object], audit: bool, trust: Sequence[str] | None
+) -> list[str]:
+    """The arguments that make this result again: what decides it, without the folders of this machine.
+
+    given: options and their values, None where they were left out.
+    """
+    arguments = ["sweep", scenario_file.name, "--engine", engine]
+    for option, value in given.items():
+        arguments += [] if value is None else [option, str(value)]
+    for module in trust or ():
+        arguments += ["--trust", module]
+    return [*arguments, "--audit"] if audit else arguments
 
 
 def _provenance(scenario: Scenario, timing: ContinuousTiming, trace: Trace | None) -> dict[str, Any]:
