@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from batchbench.commands import compare, cost, gate, inspect, machine, plot, scenario, sweep, trace, watch
+from batchbench.commands import compare, cost, gate, inspect, machine, plot, report, scenario, sweep, trace, watch
 from batchbench.environment import versions
 
 app = typer.Typer(
@@ -34,5 +34,5 @@ def _program(
     pass
 
 
-for commands in (sweep, gate, compare, trace, watch, scenario, plot, machine, cost, inspect):
+for commands in (sweep, gate, compare, report, trace, watch, scenario, plot, machine, cost, inspect):
     commands.register(app)  # in the order of the help

@@ -18,6 +18,7 @@ DEFINITION = (
     "swap: the point's copy_s. What an eviction delays is not counted."
 )
 TOLERANCE = 0.15  # a sum that is predicted further off than this is pointed out
+_BESIDE = ("prefill_rows", "preemptions", "swapped_out_tokens", "swapped_in_tokens")  # what is no decode
 Row = dict[str, Any]
 
 
@@ -60,6 +61,15 @@ class PointCost:
         if self.predicted_ms is None or self.measured_ms is None or self.measured_ms <= 0:
             return None
         return self.predicted_ms / self.measured_ms
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeRate:
+    """What computing a position again took: seconds beyond decodes, over the positions rebuilt in those iterations."""
+
+    s_per_position: float
+    positions: int
+    iterations: int
 
 
 def require_same_engine(result: Result, calibration: Calibration, path: str) -> None:
@@ -117,6 +127,29 @@ def point_costs(result: Result, costs: Sequence[EvictionCost]) -> list[PointCost
             where = (point["point"], point["pool_blocks"], point["choices"])
             sums.append(PointCost(*where, reclaim, len(own), len(own) - len(counted), predicted, measured))
     return sums
+
+
+def recompute_rate(result: Result) -> RecomputeRate | None:
+    """Of all points of a result, by DEFINITION; None where no time is taken or it does not tell resumes apart."""
+    seconds, positions, iterations = 0.0, 0, 0
+    for point in result.tables["pools"]["point"]:
+        frame = result.point("iterations", point, ["iteration", "issued_tokens", "rebuilt_tokens", "step_s", *_BESIDE])
+        decodes = frame[(frame[list(_BESIDE)] == 0).all(axis=1) & (frame["issued_tokens"] > 0)]
+        medians = decodes.dropna(subset=["step_s"]).groupby("issued_tokens")["step_s"].median()
+        usual = dict(zip(medians.index.tolist(), medians.tolist(), strict=True))
+        prefills = result.point("prefills", point, ["iteration", "resumed"])
+        fresh = prefills["iteration"][~prefills["resumed"].astype(bool)]
+        resumes = frame[
+            (frame["prefill_rows"] > 0)
+            & (frame["rebuilt_tokens"] > 0)
+            & (frame[["swapped_out_tokens", "swapped_in_tokens"]] == 0).all(axis=1)
+            & ~frame["iteration"].isin(fresh)
+            & frame["step_s"].notna()
+        ]
+        for rows, step_s, rebuilt in resumes[["issued_tokens", "step_s", "rebuilt_tokens"]].itertuples(index=False):
+            if (without := at_rows(usual, rows)) is not None:
+                seconds, positions, iterations = seconds + step_s - without, positions + int(rebuilt), iterations + 1
+    return RecomputeRate(seconds / positions, positions, iterations) if seconds > 0 else None
 
 
 def decode_step_s(iterations: Sequence[Mapping[str, Any]]) -> dict[int, float]:
@@ -198,5 +231,4 @@ def _extra_ms(result: Result, point: int) -> dict[int, float]:
 
 def _only_decodes(row: Mapping[str, Any]) -> bool:
     """Nothing known, and nothing unknown, beside decoding."""
-    names = ("prefill_rows", "preemptions", "swapped_out_tokens", "swapped_in_tokens")
-    return all(row[name] == 0 for name in names)
+    return all(row[name] == 0 for name in _BESIDE)

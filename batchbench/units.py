@@ -27,3 +27,11 @@ def show_blocks(count: int) -> str:
 def show_count(count: int, what: str) -> str:
     """2, 'core' -> '2 cores'."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def show_small_seconds(seconds: float) -> str:
+    """Three digits, however small: 4.22e-07 -> '422 ns', 0.00021 -> '210 us'."""
+    for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if seconds < limit:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"

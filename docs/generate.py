@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from batchbench.arrivals import PROCESSES
 from batchbench.cli import app
-from batchbench.commands.present import sweep_sheet
-from batchbench.commands.service_sheet import service_sheet
 from batchbench.distributions import DELAYS, LENGTHS
 from batchbench.results import load_result
 from batchbench.scenario import EngineSettings, Objectives, Run, Scenario, Sweep, Virtual
 from batchbench.schema import ABOUT, TABLES
+from batchbench.service_sheet import service_sheet
+from batchbench.sheets import sweep_sheet
 from batchbench.workload_schema import Conversation, Prefix, TraceSource, Workload
 
 DOCS = Path(__file__).parent
@@ -31,6 +31,7 @@ _COMMANDS = (
     "sweep",
     "gate",
     "compare",
+    "report",
     "trace",
     "watch",
     "validate",

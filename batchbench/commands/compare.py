@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from batchbench.commands.present import Format, Sheet, one_line
+from batchbench.commands.present import Format
 from batchbench.commands.shared import DebugOption, FormatOption, errors, show
 from batchbench.comparing import Change, Comparison, MovedEvictions, PointComparison, compare
 from batchbench.errors import UsageError
 from batchbench.results import Result, load_result, require_writable
+from batchbench.sheets import Sheet, one_line
 
 _SHOWN_REQUESTS = 8
 _MEANING = {"unknown": "unknown", "not shown": "no difference shown"}

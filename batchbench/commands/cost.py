@@ -19,12 +19,13 @@ from batchbench.commands.cost_report import (
     evictions_sheet,
     kv_bytes,
 )
-from batchbench.commands.present import Format, Sheet, one_line
+from batchbench.commands.present import Format
 from batchbench.commands.shared import DebugOption, FormatOption, errors, show
 from batchbench.cost import BANDWIDTH_BYTES_PER_S, MS_PER_TOKEN, VICTIM_TOKENS
 from batchbench.errors import UsageError
 from batchbench.eviction_cost import eviction_costs, point_costs, require_same_engine
 from batchbench.results import Result, load_result
+from batchbench.sheets import Sheet, one_line
 
 
 def register(app: typer.Typer) -> None:

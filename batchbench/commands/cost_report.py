@@ -8,9 +8,9 @@ from typing import Any
 
 from batchbench import cost
 from batchbench.calibration import Calibration
-from batchbench.commands.present import Sheet, one_line
 from batchbench.errors import UsageError
 from batchbench.eviction_cost import DEFINITION, TOLERANCE, EvictionCost, PointCost
+from batchbench.sheets import Sheet, one_line
 from batchbench.units import show_bytes, show_count
 
 _SHAPE = ("layers", "kv_heads", "head_size", "element_bytes")

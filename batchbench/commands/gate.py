@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from batchbench.commands.present import Format, Sheet, one_line, to_json
+from batchbench.commands.present import Format, to_json
 from batchbench.commands.shared import DebugOption, FormatOption, errors
 from batchbench.comparable import require_same_requests
 from batchbench.errors import BatchbenchError, UsageError
@@ -18,6 +18,7 @@ from batchbench.gate_formats import as_annotations, as_document, as_junit, as_ma
 from batchbench.gate_rules import BOUNDS, Demands, Rule, load_demands, parse_rule
 from batchbench.gating import EXIT_CODES, Finding, judge, verdict_of
 from batchbench.results import load_result, replace_result
+from batchbench.sheets import Sheet, one_line
 from batchbench.significance import ALPHA
 
 Rules = list[str] | None

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from batchbench.calibration import require_savable
-from batchbench.commands.present import Format, Sheet, one_line, to_json
+from batchbench.commands.present import Format, to_json
 from batchbench.commands.shared import DebugOption, FormatOption, errors, printable
 from batchbench.errors import UsageError
+from batchbench.sheets import Sheet, one_line
 from batchbench.trace_stats import PEAK_WINDOW_S, Demand, TraceFacts, collect, describe, kv_demand
 from batchbench.traces import FORMATS, Trace, open_trace
 

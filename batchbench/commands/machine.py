@@ -11,9 +11,10 @@ from batchbench.adapters import examine_machine, measure_costs
 from batchbench.calibration import MAX_TOKENS, require_savable, save_calibration
 from batchbench.commands.cost_report import calibration_lines, calibration_sheet
 from batchbench.commands.prepare import requests_of, tokenizer_of
-from batchbench.commands.present import Format, doctor_lines, one_line, promise_sheet
+from batchbench.commands.present import Format, doctor_lines, promise_sheet
 from batchbench.commands.shared import DebugOption, FormatOption, errors, show
 from batchbench.scenario import load_scenario
+from batchbench.sheets import one_line
 
 
 def register(app: typer.Typer) -> None:

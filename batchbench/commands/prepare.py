@@ -8,12 +8,12 @@ from enum import StrEnum
 
 from batchbench.adapters import engine_tokenizer
 from batchbench.clocks import IterationCost
-from batchbench.commands.present import one_line
 from batchbench.driver import Pacing
 from batchbench.errors import UsageError
 from batchbench.protocol import RequestSpec, Tokenizer
 from batchbench.scenario import Scenario
 from batchbench.service import Slo
+from batchbench.sheets import one_line
 from batchbench.traces import Trace
 from batchbench.workload import build_requests, needs_tokenizer
 

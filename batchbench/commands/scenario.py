@@ -9,10 +9,10 @@ import typer
 
 from batchbench.adapters import engine_factory
 from batchbench.commands.prepare import pacing_of, refuse_untimed, refuse_untrusted, requests_of, tokenizer_of
-from batchbench.commands.present import one_line
 from batchbench.commands.shared import DebugOption, ScenarioFile, TrustOption, errors
 from batchbench.demand import resolve_points
 from batchbench.scenario import Scenario, load_scenario
+from batchbench.sheets import one_line
 from batchbench.sweep import check_sweep
 from batchbench.workload import workload_hash
 

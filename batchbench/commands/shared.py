@@ -12,9 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from batchbench.commands.present import Format, Sheet, one_line, to_json
+from batchbench.commands.present import Format, to_json
 from batchbench.errors import BatchbenchError
 from batchbench.results import Result
+from batchbench.sheets import Sheet, one_line
 
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the table.")]
@@ -71,8 +72,8 @@ def printable(text: str) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def draw(result: Result, folder: Path, point: int | None = None) -> list[Path]:
-    """A result's figures; point: of the slot timeline, the one that recomputes most if None."""
+def draw(result: Result, folder: Path, point: int | None = None, ending: str = "png") -> list[Path]:
+    """A result's figures as png, svg or pdf; point: of the slot timeline, the one that recomputes most if None."""
     from batchbench.figures.drawing import draw_all  # matplotlib takes a second to import
 
-    return draw_all(result, folder, point)
+    return draw_all(result, folder, point, ending)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
@@ -28,18 +28,8 @@ from batchbench.commands.prepare import (
     with_numerics,
     with_run,
 )
-from batchbench.commands.present import (
-    Format,
-    degenerate_warning,
-    one_line,
-    plan_rows,
-    plan_sheet,
-    sweep_sheet,
-    text_lines,
-    text_rows,
-)
+from batchbench.commands.present import Format, degenerate_warning, plan_rows, plan_sheet, text_lines, text_rows
 from batchbench.commands.progress import ProgressLines
-from batchbench.commands.service_sheet import service_sheet
 from batchbench.commands.shared import DebugOption, FormatOption, ScenarioFile, TrustOption, draw, errors, show
 from batchbench.demand import resolve_points
 from batchbench.driver import Limits
@@ -58,6 +48,8 @@ from batchbench.recorder import LedgerSink
 from batchbench.repetitions import Finished, Measured
 from batchbench.results import Result, ResultWriter, load_result, require_writable
 from batchbench.scenario import Scenario, load_scenario
+from batchbench.service_sheet import service_sheet
+from batchbench.sheets import one_line, sweep_sheet
 from batchbench.status import StatusWriter
 from batchbench.sweep import Pass, SweepObserver, check_sweep, sweep_pool_sizes
 from batchbench.timing import ContinuousTiming
@@ -137,9 +129,11 @@ def sweep(
         figures = plots or (out / "plots" if out else Path("plots") / scenario.name)
         with ResultWriter(tables, slo_of(scenario)) as writer:
             progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
+            given = {"--numerics": numerics, "--repetitions": repetitions, "--warmup": warmup}
+            command = _command(scenario_file, engine, given, audit, trust)
             about = cache(lambda: _about(scenario, requests, points, make_engine, trace))
             observer = _SaveAndShow(writer, figures, progress, about, resume, len(requests))
-            _complete(requests, points, make_engine, scenario, observer)
+            _complete(requests, points, make_engine, scenario, observer, command)
         result = load_result(tables)
         texts = text_rows(requests, result, tokenizer) if show_text and tokenizer is not None else None
         _print_result(result, tables, [] if no_plots else draw(result, figures), texts, output_format)
@@ -258,6 +252,21 @@ def _run(
         raise
     finally:
         observer.close()
+
+
+def _command(
+    scenario_file: Path, engine: str, given: Mapping[str, object], audit: bool, trust: Sequence[str] | None
+) -> list[str]:
+    """The arguments that make this result again: what decides it, without the folders of this machine.
+
+    given: options and their values, None where they were left out.
+    """
+    arguments = ["sweep", scenario_file.name, "--engine", engine]
+    for option, value in given.items():
+        arguments += [] if value is None else [option, str(value)]
+    for module in trust or ():
+        arguments += ["--trust", module]
+    return [*arguments, "--audit"] if audit else arguments
 
 
 def _about(

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from batchbench.calibration import require_savable
-from batchbench.commands.present import escaped, one_line
 from batchbench.commands.shared import DebugOption, errors
 from batchbench.errors import UsageError
 from batchbench.instants import TimeUnit
 from batchbench.results import Result, load_result
+from batchbench.sheets import escaped, one_line
 from batchbench.timeline import timeline
 from batchbench.timeline_file import save_timeline, write_timeline
 from batchbench.units import show_blocks, show_bytes, show_count

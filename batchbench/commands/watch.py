@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from batchbench.commands.present import one_line
 from batchbench.commands.shared import DebugOption, errors, printable
 from batchbench.commands.watch_view import HISTORY, fill_of, watch_document, watch_line, watch_table
 from batchbench.errors import BatchbenchError, UsageError
 from batchbench.scenario import load_scenario
+from batchbench.sheets import one_line
 from batchbench.status import Sighting, sight
 
 _POLL_S = 0.25

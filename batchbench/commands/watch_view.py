@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from batchbench.commands.present import one_line
+from batchbench.sheets import one_line
 from batchbench.status import Sighting, Status
 from batchbench.units import show_blocks, show_count, show_seconds
 

@@ -1,4 +1,4 @@
-"""Every figure of a result folder: which there are, drawn from its tables alone, written as PNG."""
+"""Every figure of a result folder: which there are, drawn from its tables alone, written as pictures."""
 
 from __future__ import annotations
 
@@ -20,9 +20,16 @@ from batchbench.figures.sweep import compare_choices, pool_sweep, pool_sweep_by_
 from batchbench.results import Result
 from batchbench.stays import stays_of
 
+# The same figure is the same file: no dates, no names of the program that wrote it.
+FORMATS: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
 
-def draw_all(result: Result, folder: Path, point: int | None = None) -> list[Path]:
-    """Draw every figure as PNG into `folder`.
+
+def draw_all(result: Result, folder: Path, point: int | None = None, ending: str = "png") -> list[Path]:
+    """Draw every figure into `folder`, as files of an ending of FORMATS.
 
     point: that of the slot timeline and of the one iteration; the one that recomputes most if None. Where more than the
     pool varies, `choices` compares the points. Left out: what the engine does not report (slots, blocks, whose tokens
@@ -31,21 +38,22 @@ def draw_all(result: Result, folder: Path, point: int | None = None) -> list[Pat
     """
     point = closer_look(result, point)
     with mpl.rc_context(STYLE):
-        drawn = {folder / f"{name}.png": draw() for name, draw in _figures(result, point).items()}  # all, then written
+        drawn = {folder / f"{name}.{ending}": draw() for name, draw in figures(result, point).items()}  # then written
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for path, figure in drawn.items():
-                figure.savefig(path, metadata={"Software": None})
+                figure.savefig(path, metadata=FORMATS[ending])
         except OSError as error:
             raise BatchbenchError(f"figure folder {folder}: {error.strerror or error}") from None
     return list(drawn)
 
 
-def _figures(result: Result, point: int) -> dict[str, Callable[[], Figure]]:
+def figures(result: Result, point: int) -> dict[str, Callable[[], Figure]]:
+    """Name -> how to draw it, of every figure that the result has; to be called in the context of STYLE."""
     pools = result.tables["pools"]
     choices, sizes = pools["choices"].nunique(), pools["pool_blocks"].nunique()
     by_choice = choices > 1 and sizes > 1 and choices <= len(LINES)
-    figures: dict[str, tuple[bool, Callable[[], Figure]]] = {
+    known: dict[str, tuple[bool, Callable[[], Figure]]] = {
         "pool_sweep": (
             choices == 1 or by_choice,
             lambda: pool_sweep_by_choice(result) if by_choice else pool_sweep(result),
@@ -58,7 +66,7 @@ def _figures(result: Result, point: int) -> dict[str, Callable[[], Figure]]:
         "victims": (says_victims(result), lambda: victims(result)),
         "rows_against_positions": (True, lambda: rows_against_positions(result, point)),
     }
-    return {name: draw for name, (known, draw) in figures.items() if known}
+    return {name: draw for name, (has, draw) in known.items() if has}
 
 
 def closer_look(result: Result, asked: int | None) -> int:

@@ -150,10 +150,11 @@ def victims(result: Result) -> Figure:
     figure = Figure(figsize=(width, 1.9 + room * len(labels)), layout="constrained")
     axes = figure.subplots()
     right, left = np.zeros(len(labels)), np.zeros(len(labels))
-    for part, _, look in _ADDED:
+    for part, label, look in _ADDED:
         value = np.nan_to_num(pools[f"victims_{part}_iterations"].to_numpy(dtype=float))
         drawn = np.where(value == 0, np.nan, value)
-        axes.barh(y, drawn, left=np.where(value < 0, left, right), height=0.66, edgecolor="0.1", linewidth=0.6, **look)
+        axes.barh(y, drawn, left=np.where(value < 0, left, right), height=0.66, edgecolor="0.1", linewidth=0.6,
+                  label=label, **look)  # fmt: skip
         right, left = right + np.maximum(value, 0), left + np.minimum(value, 0)
     extra = pools["victims_extra_iterations"].to_numpy(dtype=float)
     axes.plot(extra, y, "D", color=ALERT, markerfacecolor="white", markersize=5, clip_on=False, label="all together")

@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from batchbench.figures.bands import bin_edges, sums
+from batchbench.figures.marks import say
 from batchbench.figures.style import ALERT, DARK, LIGHT, MID, bars, count_axis, draw_state, point_name, title
 from batchbench.results import Result
+from batchbench.sheets import escaped
 from batchbench.stays import PREFILL, RESUME, SWAPPED, Stays, stays_of
 
 DRAWN_STAYS = 1200  # more than these would be slivers
@@ -43,7 +45,11 @@ def _each_stay(result: Result, point: int, stays: Stays) -> Figure:
     figure = Figure(figsize=(9.9, 1.5 + min(9.0, 0.42 * used)), layout="constrained")
     axes = figure.subplots()
     spent = stays.held > stays.end
-    bars(axes, stays.slot, stays.start, stays.end - stays.start, 0.7, facecolor=LIGHT, edgecolor="0.3", linewidth=0.6)
+    names = [escaped(name) for name in result.point("requests", point, ["request_id"])["request_id"]]
+    long = stays.end - stays.start
+    whole = bars(axes, stays.slot, stays.start, long, 0.7, facecolor=LIGHT, edgecolor="0.3", linewidth=0.6)
+    said = zip(stays.request, stays.slot, stays.start, long, strict=True)
+    say(whole, [(f"{names[n]} in slot {s} [iterations]", f"from iteration {a}", float(i)) for n, s, a, i in said])
     bars(axes, stays.slot[spent], stays.end[spent], (stays.held - stays.end)[spent], 0.7, linewidth=0.4, **_SPENT)
     first = np.minimum(np.maximum(max(1.0, end / 300), stays.first), stays.end - stays.start)  # not too thin to see
     for look, (_, colour, hatch) in _LOOKS.items():
@@ -53,10 +59,12 @@ def _each_stay(result: Result, point: int, stays: Stays) -> Figure:
     few = not _crowded(stays, 0.01 * end)
     x, y = stays.end[stays.evicted], stays.slot[stays.evicted]
     if few:
-        axes.plot(x, y, "X", color=ALERT, markersize=6, clip_on=False)
+        (marks,) = axes.plot(x, y, "X", color=ALERT, markersize=6, clip_on=False)
+        out = zip(stays.request[stays.evicted], x, strict=True)
+        say(marks, [(f"{names[n]} evicted", "in iteration", float(i)) for n, i in out])
     else:
         axes.vlines(x, y - 0.42, y + 0.42, color=ALERT, linewidth=1.1)
-    _name(axes, result.point("requests", point, ["request_id"])["request_id"].to_list(), stays, first, end)
+    _name(axes, names, stays, first, end)
     axes.set(xlabel="iteration", ylabel="slot", ylim=(used - 0.5, -0.5), xlim=(0, 1.005 * end))
     axes.set_yticks(range(0, used, -(-used // 24)))
     count_axis(axes.xaxis, 10)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from batchbench.figures.bands import bin_edges, medians, sums
+from batchbench.figures.marks import say
 from batchbench.figures.style import (
     ALERT,
     DARK,
@@ -22,6 +23,7 @@ from batchbench.figures.style import (
     title,
 )
 from batchbench.results import Result
+from batchbench.sheets import escaped
 from batchbench.stays import stays_of
 
 NAMED_REQUESTS = 24  # more labels than these would overprint each other
@@ -38,7 +40,7 @@ def staircase(result: Result) -> Figure:
 
 def _each_request(result: Result) -> Figure:
     points = list(result.tables["pools"]["point"])
-    names = list(result.point("requests", 0, ["request_id"])["request_id"])
+    names = [escaped(name) for name in result.point("requests", 0, ["request_id"])["request_id"]]
     figure, cells = panels(result, min(4.2, 0.6 + 0.22 * len(names)), sharey=True)
     ends = [_staircase_panel(axes, result, point, names) for axes, point in zip(cells[:, 0], points, strict=True)]
     for axes in cells[:, 0]:
@@ -58,15 +60,21 @@ def _staircase_panel(axes: Axes, result: Result, point: int, names: list[str]) -
     few = len(names) <= NAMED_REQUESTS  # more would be all outline
     look: dict[str, Any] = {"edgecolor": "0.3", "linewidth": 0.6} if few else {"linewidth": 0}
     height = 0.62 if few else 1.0
-    bars(axes, np.arange(len(names)), arrival, latency, height, facecolor="white" if few else "0.82", **look)
+    whole = bars(axes, np.arange(len(names)), arrival, latency, height, facecolor="white" if few else "0.82", **look)
+    said = zip(names, arrival, latency, strict=True)
+    say(whole, [(f"{n}, latency [iterations]", f"arrived in iteration {a}", float(i)) for n, a, i in said])
     if stays := stays_of(result, point):
         filled = LIGHT if few else DARK
-        bars(axes, stays.request, stays.start, stays.end - stays.start, height, facecolor=filled, **look)
+        long = stays.end - stays.start
+        inside = bars(axes, stays.request, stays.start, long, height, facecolor=filled, **look)
+        held = zip(stays.request, stays.start, long, strict=True)
+        say(inside, [(f"{names[n]} in a slot [iterations]", f"from iteration {a}", float(i)) for n, a, i in held])
     evictions = result.point("evictions", point, ["iteration", "request_id"])
     place = {name: n for n, name in enumerate(names)}
-    at, y = evictions["iteration"].to_numpy(), np.array([place[name] for name in evictions["request_id"]])
+    at, y = evictions["iteration"].to_numpy(), np.array([place[escaped(name)] for name in evictions["request_id"]])
     if max(result.tables["pools"]["preemptions"].fillna(0)) <= _MARKED_EVICTIONS:
-        axes.plot(at, y, "v", color=ALERT, markersize=5 if few else 2.5)
+        (marks,) = axes.plot(at, y, "v", color=ALERT, markersize=5 if few else 2.5)
+        say(marks, [(f"{names[n]} evicted", "in iteration", float(i)) for n, i in zip(y, at, strict=True)])
     else:
         axes.vlines(at, y - 0.5, y + 0.5, color=ALERT, linewidth=0.5)
     if few:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,23 +17,11 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from batchbench.figures.bands import Values, bands
 from batchbench.results import Result
+from batchbench.sheets import escaped
 from batchbench.units import show_blocks
 
-STYLE: dict[Any, Any] = {
-    "figure.dpi": 100,
-    "savefig.dpi": 150,
-    "font.family": "DejaVu Sans",  # ships with matplotlib: the same everywhere
-    "font.size": 9,
-    "text.parse_math": False,  # a name from a file is text, whatever is in it
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "0.88",
-    "hatch.linewidth": 0.6,
-    "legend.frameon": False,
-}
+# Read once: a style file's settings over those of the caller, within `mpl.rc_context(STYLE)`.
+STYLE = mpl.rc_params_from_file(str(Path(__file__).with_name("batchbench.mplstyle")), use_default_template=False)
 # Okabe-Ito colours of clearly different lightness; every use has a second cue (marker, hatch, text).
 DARK, MID, LIGHT, ALERT = "#0072B2", "#E69F00", "#C9DDEB", "#000000"
 
@@ -51,12 +41,12 @@ def title(result: Result) -> str:
 
 
 def choice_name(label: str) -> str:
-    return label or "as the scenario says"
+    return escaped(label) or "as the scenario says"
 
 
 def point_name(result: Result, point: int) -> str:
     about = result.tables["pools"].iloc[point]
-    label = about["choices"]
+    label = escaped(about["choices"])
     return f"pool of {show_blocks(int(about['pool_blocks']))}" + (f", {label}" if label else "")
 
 
@@ -138,11 +128,13 @@ def _columns(count: int) -> int:
     return min(count, 3 if count <= 12 else 4 if count <= 24 else 6)
 
 
-def bars(axes: Axes, y: Values, left: Values, width: Values, height: float, **style: Any) -> None:
+def bars(axes: Axes, y: Values, left: Values, width: Values, height: float, **style: Any) -> PolyCollection:
     """Horizontal bars, quickly: one artist for all of them."""
     low, high, right = y - height / 2, y + height / 2, left + width
     corners = np.stack([left, low, right, low, right, high, left, high], axis=-1).reshape(-1, 4, 2)
-    axes.add_collection(PolyCollection(list(corners), **style))
+    drawn = PolyCollection(list(corners), **style)
+    axes.add_collection(drawn)
+    return drawn
 
 
 def draw_state(axes: Axes, start: Values, values: Values, end: float, pixels: int, look: dict[str, Any]) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from batchbench import build_requests, engine_factory, load_scenario, sweep_pool_sizes
@@ -14,12 +18,14 @@ from batchbench.clocks import IterationCost
 from batchbench.driver import Pacing
 from batchbench.figures.bands import bands, medians
 from batchbench.figures.drawing import closer_look, draw_all
+from batchbench.figures.inline_svg import inline_svg
+from batchbench.figures.marks import marks_of, say
 from batchbench.figures.pool_use import begin_s, pool_use
 from batchbench.figures.rows import rows_against_positions
 from batchbench.figures.service import service, victims
 from batchbench.figures.slots import DRAWN_STAYS, slot_timeline
 from batchbench.figures.staircase import DRAWN_REQUESTS, staircase
-from batchbench.figures.style import DARK, LIGHT, MID, STYLE, draw_state
+from batchbench.figures.style import ALERT, DARK, LIGHT, LINES, MID, STYLE, bars, draw_state
 from batchbench.figures.sweep import pool_sweep
 from batchbench.results import Result, load_result
 from batchbench.stays import RESUME, stays_of
@@ -353,3 +359,98 @@ def test_slots_in_use_are_the_rows_that_were_forwarded(traffic):
     np.add.at(change, stays.start, 1)
     np.add.at(change, stays.end, -1)
     assert list(np.cumsum(change)[iterations["iteration"]]) == list(iterations["issued_tokens"])
+
+
+def luminance(colour):
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in mpl.colors.to_rgb(colour)]
+    return np.dot(linear, [0.2126, 0.7152, 0.0722])
+
+
+# What dichromats see of linear RGB (Machado, Oliveira and Fernandes, 2009, severity 1).
+DICHROMATS = {
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+@pytest.mark.parametrize("eye", DICHROMATS)
+def test_the_four_colours_are_told_apart_by_every_eye(eye):
+    seen = [np.clip(DICHROMATS[eye] @ np.array(mpl.colors.to_rgb(c)), 0, 1) for c in (DARK, MID, LIGHT, ALERT)]
+    for n, one in enumerate(seen):
+        assert all(np.abs(one - other).max() > 0.25 for other in seen[n + 1 :])
+
+
+def test_lines_are_told_apart_without_colour():
+    assert len({line["marker"] for line in LINES}) == len(LINES)
+    for n, one in enumerate(LINES):
+        for other in LINES[n + 1 :]:
+            same_grey = abs(luminance(one["color"]) - luminance(other["color"])) < 0.05
+            assert not same_grey or one["linestyle"] != other["linestyle"]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_a_figure_is_the_same_file_every_time_in_every_format(result, tmp_path, ending):
+    first, again = (draw_all(result, tmp_path / name, ending=ending) for name in ("a", "b"))
+    assert [path.suffix for path in first] == [f".{ending}"] * 7
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+
+
+def test_svg_has_its_text_as_text_in_the_one_font(result, tmp_path):
+    paths = draw_all(result, tmp_path, ending="svg")
+    for path in paths:
+        assert set(re.findall('font-family: ([^;"]+)', path.read_text())) == {"'DejaVu Sans'"}
+    assert ">evictions per request<" in paths[0].read_text()
+
+
+def test_every_module_of_figures_draws_in_the_style_file():
+    assert STYLE["font.family"] == ["DejaVu Sans"] and STYLE["svg.fonttype"] == "none" and STYLE["pdf.fonttype"] == 42
+    drawing = [path for path in Path("batchbench").rglob("*.py") if "savefig" in path.read_text()]
+    assert len(drawing) == 5
+    for path in drawing:
+        if path.name != "inline_svg.py":  # is drawn to within the style of its page
+            assert "mpl.rc_context(STYLE)" in path.read_text(), path
+
+
+# What marks say
+
+
+def test_marks_are_the_values_and_lie_where_they_are_drawn():
+    figure = Figure(figsize=(4, 2))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.plot([0, 10], [0, 5], "o", label="a line")
+    axes.axhline(1)
+    axes.set(xlim=(0, 10), ylim=(0, 5), xlabel="pool", ylabel="cost", title="here")
+    figure.canvas.draw()
+    low, high = marks_of(figure)
+    assert (low.panel, low.series, low.at, low.value) == ("here", "a line, cost", "pool 0", 0.0)
+    assert high.sentence == "here; a line, cost; pool 10; 5"
+    assert [round(v, 3) for v in low.box] == [-4.5, 144 - 4.5, 9, 9]
+    assert [round(v, 3) for v in high.box] == [288 - 4.5, -4.5, 9, 9]
+
+
+def test_marks_of_bars_are_named_by_their_category_and_of_named_bars_by_their_names():
+    figure = Figure(figsize=(4, 2))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.barh([0, 1], [3.0, np.nan], height=1.0)
+    axes.set_yticks([0, 1], ["48", "32"])
+    axes.set(xlim=(0, 6), ylim=(-0.5, 1.5), xlabel="evictions")
+    drawn = bars(axes, np.array([1.0]), np.array([2.0]), np.array([2.0]), 1.0)
+    say(drawn, [("r0", "from 2", 2.0)])
+    figure.canvas.draw()
+    bar, named = sorted(marks_of(figure), key=lambda mark: mark.series)
+    assert (bar.series, bar.at, bar.value) == ("evictions", "48", 3.0)
+    assert [round(v, 3) for v in bar.box] == [0, 72, 144, 72]
+    assert (named.series, named.at, named.value) == ("r0", "from 2", 2.0)
+    assert [round(v, 3) for v in named.box] == [96, 0, 96, 72]
+
+
+def test_an_inline_picture_has_no_style_no_namespace_and_ids_of_its_own(result):
+    text, marks = inline_svg(pool_sweep(result), "k", "A <title>", "What & how")
+    root = ElementTree.fromstring(text)
+    assert root.tag == "svg" and not re.search("style=|xmlns|xlink|http|metadata", text)
+    assert [child.tag for child in root][:2] == ["title", "desc"] and root[0].text == "A <title>"
+    ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
+    assert len(set(ids)) == len(ids) and all(one.startswith("k-") for one in ids)
+    assert set(re.findall(r"#([\w.-]+)\)", text)) <= set(ids)
+    assert len(root.findall(".//rect[@class='mark']")) == len(marks) == 43

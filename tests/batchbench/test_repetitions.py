@@ -20,7 +20,6 @@ from batchbench import (
 )
 from batchbench.adapters.fake import FakeClock, ScriptedEngine
 from batchbench.clocks import NS, IterationCost
-from batchbench.commands.present import sweep_sheet
 from batchbench.driver import Limits, Pacing, run_workload
 from batchbench.errors import CountsDiffer, EngineFailed, OutcomeRefused, ScenarioError, TextsDiffer, UsageError
 from batchbench.intervals import median_interval
@@ -28,6 +27,7 @@ from batchbench.repetitions import measured
 from batchbench.results import load_result
 from batchbench.scenario import EngineSettings, Scenario
 from batchbench.schema import MAY_DIFFER, REPEATED_COUNTERS
+from batchbench.sheets import sweep_sheet
 from tests.batchbench.scripted import Saves, it, request
 from tests.batchbench.test_cli import DAY34, assert_refused, everything_under, here, invoke, scenario  # noqa: F401  # a fixture
 

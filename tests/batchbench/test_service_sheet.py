@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchbench import Admission
-from batchbench.commands.service_sheet import service_sheet
+from batchbench.service_sheet import service_sheet
 from tests.batchbench.scripted import it, request, tables_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchbench.commands.present import UNSTEADY, Sheet, one_line, shown
+from batchbench.sheets import UNSTEADY, Sheet, one_line, shown
 from batchbench.units import show_blocks, show_seconds
 
 _METRICS = ("ttft", "itl", "tpot", "e2e", "queue")

@@ -1,0 +1,1 @@
+"""A report on results: one content, written as HTML, PDF or Markdown."""
