@@ -10,9 +10,10 @@ import typer
 from batchbench.adapters import examine_machine, measure_costs
 from batchbench.calibration import MAX_TOKENS, require_savable, save_calibration
 from batchbench.commands.cost_report import calibration_lines, calibration_sheet
-from batchbench.commands.prepare import requests_of, tokenizer_of
+from batchbench.commands.prepare import print_trace
 from batchbench.commands.present import Format, doctor_lines, promise_sheet
 from batchbench.commands.shared import DebugOption, FormatOption, errors, show
+from batchbench.running import requests_of, tokenizer_of
 from batchbench.scenario import load_scenario
 from batchbench.sheets import one_line
 
@@ -61,7 +62,7 @@ def calibrate(
         scenario = load_scenario(scenario_file)
         require_savable(out)
         if max_tokens is None:
-            requests, _ = requests_of(scenario, tokenizer_of(scenario, "own"))
+            requests, _ = requests_of(scenario, tokenizer_of(scenario, "own"), print_trace)
             max_tokens = max(1, *(r.prompt_tokens + r.output_tokens - 2 for r in requests))  # cached by the last token
         found = measure_costs(scenario.engine, max_tokens, rounds, lambda done: None)
         save_calibration(found, out)

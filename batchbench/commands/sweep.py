@@ -2,59 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
-from functools import cache
-from hashlib import sha256
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from batchbench.adapters import engine_factory
 from batchbench.asking import describe
-from batchbench.commands.prepare import (
-    Numerics,
-    pacing_of,
-    refuse_untimed,
-    refuse_untrusted,
-    requests_of,
-    slo_of,
-    tokenizer_of,
-    with_numerics,
-    with_run,
-)
+from batchbench.commands.prepare import Numerics, print_trace, with_numerics, with_run
 from batchbench.commands.present import Format, degenerate_warning, plan_rows, plan_sheet, text_lines, text_rows
 from batchbench.commands.progress import ProgressLines
 from batchbench.commands.shared import DebugOption, FormatOption, ScenarioFile, TrustOption, draw, errors, show
-from batchbench.demand import resolve_points
-from batchbench.driver import Limits
-from batchbench.environment import git_revision, machine, versions
-from batchbench.errors import CountsDiffer, TextsDiffer, UsageError
+from batchbench.errors import UsageError
 from batchbench.predict import read_bandwidth_bytes_per_s
-from batchbench.protocol import (
-    EngineDescription,
-    EngineFactory,
-    IterationBatch,
-    IterationOutcome,
-    Point,
-    RequestSpec,
-)
-from batchbench.recorder import LedgerSink
-from batchbench.repetitions import Finished, Measured
-from batchbench.results import Result, ResultWriter, load_result, require_writable
-from batchbench.scenario import Scenario, load_scenario
+from batchbench.results import Result, require_writable
+from batchbench.running import Job, prepared, run, tokenizer_of
+from batchbench.scenario import load_scenario
 from batchbench.service_sheet import service_sheet
 from batchbench.sheets import one_line, sweep_sheet
-from batchbench.status import StatusWriter
-from batchbench.sweep import Pass, SweepObserver, check_sweep, sweep_pool_sizes
-from batchbench.timing import ContinuousTiming
-from batchbench.traces import Trace
-from batchbench.units import show_bytes, show_count
+from batchbench.sweep import check_sweep
+from batchbench.units import show_bytes
 from batchbench.workload import workload_hash
 
 
@@ -115,143 +84,38 @@ def sweep(
         if show_text and engine == "schedule":
             raise UsageError("--show-text: a schedule computes no text")
         scenario = with_run(with_numerics(load_scenario(scenario_file), numerics), repetitions, warmup)
-        refuse_untrusted(scenario, trust)
-        refuse_untimed(scenario, engine)
         tokenizer = tokenizer_of(scenario, engine, needed=show_text)
-        requests, trace = requests_of(scenario, tokenizer)
-        make_engine = engine_factory(engine, scenario.engine, audit=audit)
-        make_schedule = engine_factory("schedule", scenario.engine)
-        points = resolve_points(scenario.sweep, requests, make_engine, make_schedule, pacing_of(scenario))
+        job = prepared(scenario, engine, audit=audit, trust=trust or (), tokenizer=tokenizer, on_trace=print_trace)
         if dry_run:
-            _print_plan(scenario, requests, points, make_engine, output_format)
+            _print_plan(job, output_format)
             return
         tables = out or Path("results") / scenario.name
         figures = plots or (out / "plots" if out else Path("plots") / scenario.name)
-        with ResultWriter(tables, slo_of(scenario)) as writer:
-            progress = None if no_progress else ProgressLines(Console(stderr=True), len(requests))
-            given = {"--numerics": numerics, "--repetitions": repetitions, "--warmup": warmup}
-            command = _command(scenario_file, engine, given, audit, trust)
-            about = cache(lambda: _about(scenario, requests, points, make_engine, trace))
-            observer = _SaveAndShow(writer, figures, progress, about, resume, len(requests))
-            _complete(requests, points, make_engine, scenario, observer, command)
-        result = load_result(tables)
-        texts = text_rows(requests, result, tokenizer) if show_text and tokenizer is not None else None
+        if not no_plots:
+            _require_figures(figures)
+        given = {"--numerics": numerics, "--repetitions": repetitions, "--warmup": warmup}
+        command = _command(scenario_file, engine, given, audit, trust)
+        progress = None if no_progress else ProgressLines(Console(stderr=True), len(job.requests))
+        try:
+            result = run(job, tables, observer=progress, resume=resume, command=command, say=_say)
+        finally:
+            if progress is not None:
+                progress.close()
+        texts = text_rows(job.requests, result, tokenizer) if show_text and tokenizer is not None else None
         _print_result(result, tables, [] if no_plots else draw(result, figures), texts, output_format)
         if warning := degenerate_warning(result.run["text_repetition"]):
             print(warning, file=sys.stderr)
 
 
-class _SaveAndShow(SweepObserver):
-    """Saves every point as it finishes and passes progress on.
-
-    about: what run.json says before anything has run.
-    """
-
-    def __init__(
-        self,
-        writer: ResultWriter,
-        figures: Path,
-        progress: ProgressLines | None,
-        about: Callable[[], dict[str, Any]],
-        resume: bool,
-        requests: int,
-    ) -> None:
-        self.writer, self._figures, self._progress = writer, figures, progress
-        self.about, self.resume = about, resume
-        self._next = StatusWriter(writer.folder, requests, progress or SweepObserver())
-        self._points: Sequence[Point] = ()
-
-    def discard(self) -> None:
-        """No timings: not on disk either."""
-        self.writer.discard_parts()
-
-    def close(self) -> None:
-        """End the live display."""
-        if self._progress is not None:
-            self._progress.close()
-
-    def on_start(self, points: Sequence[Point]) -> None:
-        for folder in (self.writer.folder, self._figures):
-            require_writable(folder)  # now, not after an hour's sweep
-        if blocked := next((path for path in self._figures.glob("*.png") if path.is_dir()), None):
-            raise UsageError(f"figure folder {self._figures}: {blocked.name} is a folder there")
-        self.writer.open(self.about(), resume=self.resume)
-        self._points = points
-        self._next.on_start(points)
-
-    def finished(self, requests: Sequence[RequestSpec]) -> Finished:
-        repetitions = self.about()["scenario"]["run"]["repetitions"]
-        found = self.writer.finished(self._points, requests, repetitions)
-        if runs := len(found.timings) + len(found.repeated):
-            print(f"resumed: {runs} of {show_count(len(self._points) * repetitions, 'run')} finished", file=sys.stderr)
-        return found
-
-    def on_point(self, point: Point, which: Pass) -> None:
-        self._next.on_point(point, which)
-
-    def on_iteration(self, iteration: int, outcome: IterationOutcome) -> None:
-        self._next.on_iteration(iteration, outcome)
-
-    def on_batch(self, first: int, batch: IterationBatch) -> None:
-        self._next.on_batch(first, batch)
-
-    def ledger(self, point: Point, engine: EngineDescription) -> LedgerSink | None:
-        return self.writer.open_point(point, engine)
-
-    def on_timing(self, timing: ContinuousTiming) -> None:
-        self.writer.save_point(timing)
-        self._next.on_timing(timing)
-
-    def on_repeated(self, point: Point, which: Pass) -> None:
-        self._next.on_repeated(point, which)
-
-    def on_measured(self, place: int, which: Pass, run: Measured) -> None:
-        self.writer.save_repetition(which.number, place, run)
+def _say(line: str) -> None:
+    print(one_line(line), file=sys.stderr)
 
 
-def _complete(
-    requests: tuple[RequestSpec, ...],
-    points: list[Point],
-    make_engine: EngineFactory,
-    scenario: Scenario,
-    observer: _SaveAndShow,
-) -> None:
-    """Run what is missing of the result, and put it into its folder."""
-    if observer.resume:
-        check_sweep(requests, points, make_engine, scenario.run.repetitions)
-        if observer.writer.complete(observer.about()):
-            print("resumed: the result is complete, there is nothing to run", file=sys.stderr)
-            return
-    timings = _run(requests, points, make_engine, scenario, observer)
-    about = {key: value for key, value in observer.about().items() if key != "points"}
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    observer.writer.join(timings, {"created": created, "text_repetition": timings[0].text_repetition, **about})
-
-
-def _run(
-    requests: tuple[RequestSpec, ...],
-    points: list[Point],
-    make_engine: EngineFactory,
-    scenario: Scenario,
-    observer: _SaveAndShow,
-) -> list[ContinuousTiming]:
-    run = scenario.run
-    try:
-        return sweep_pool_sizes(
-            requests,
-            points,
-            make_engine,
-            pacing=pacing_of(scenario),
-            observer=observer,
-            warmup=run.warmup,
-            repetitions=run.repetitions,
-            limits=Limits(run.max_iterations, run.max_s),
-        )
-    except (TextsDiffer, CountsDiffer):
-        observer.discard()
-        raise
-    finally:
-        observer.close()
+def _require_figures(folder: Path) -> None:
+    """Raise UsageError now, not after an hour's sweep."""
+    require_writable(folder)
+    if blocked := next((path for path in folder.glob("*.png") if path.is_dir()), None):
+        raise UsageError(f"figure folder {folder}: {blocked.name} is a folder there")
 
 
 def _command(
@@ -269,40 +133,8 @@ def _command(
     return [*arguments, "--audit"] if audit else arguments
 
 
-def _about(
-    scenario: Scenario,
-    requests: tuple[RequestSpec, ...],
-    points: list[Point],
-    make_engine: EngineFactory,
-    trace: Trace | None,
-) -> dict[str, Any]:
-    """What run.json says of a sweep before it runs, as JSON has it; points: of the whole sweep, in order."""
-    engine = describe(make_engine, points[0])
-    varied = {"pool_blocks", "versions", *(name for _, choices in scenario.sweep.declared for name, _ in choices)}
-    calibration = scenario.engine.calibration
-    about = {
-        "scenario": scenario.model_dump(mode="json"),
-        "workload_hash": workload_hash(requests),
-        "trace": None if trace is None else {"format": trace.format, **asdict(trace.tally)},
-        "inputs": {} if calibration is None else {"calibration": sha256(Path(calibration).read_bytes()).hexdigest()},
-        # What varies is told by the tables: that of the first point describes nothing.
-        "engine": {k: v for k, v in asdict(engine).items() if k not in varied},
-        "versions": {**versions(), **engine.versions},
-        "machine": machine(),
-        "git": git_revision(),
-        "points": [point.name for point in points],
-    }
-    found: dict[str, Any] = json.loads(json.dumps(about))
-    return found
-
-
-def _print_plan(
-    scenario: Scenario,
-    requests: tuple[RequestSpec, ...],
-    points: list[Point],
-    make_engine: EngineFactory,
-    output_format: Format,
-) -> None:
+def _print_plan(job: Job, output_format: Format) -> None:
+    scenario, requests, points, make_engine = job.scenario, job.requests, job.points, job.make_engine
     check_sweep(requests, points, make_engine, scenario.run.repetitions)
     asked = {point.choices: point for point in points}  # a description differs between pools by their size alone
     engines = {choices: describe(make_engine, point) for choices, point in asked.items()}
