@@ -91,7 +91,7 @@ class _Gate:
         covered = [place for place, pool in enumerate(self.pools) if rule.covers(pool)]
         if not covered:
             there = "; ".join(map(point_name, self.pools))
-            yield Finding(str(rule), rule.where, "error", f"no point is {rule.where}; there are: {there}")
+            yield Finding(str(rule), "", "error", f"no point is {rule.where}; there are: {there}")
         for place in covered:
             yield self._at(rule, place)
         if rule.needs_baseline:

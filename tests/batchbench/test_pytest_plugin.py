@@ -54,7 +54,7 @@ def test_limits_that_hold_and_that_do_not(suite):
         "*failed: recompute_fraction <= 0.38: pool 12: is 0.399254, limit 0.38 (counted)",
         "*gate error*",
         "*error: recompute_fraction@13 <= 1: no point is @13*",
-        "*'recompute_fractoin' is no metric; did you mean 'recompute_fraction'?",
+        "*'recompute_fractoin' is no metric; did you mean 'recompute_fraction'?*",
         "*incomparable: baseline: *engine.engine schedule against batchbench*",
     ])  # fmt: skip
 
