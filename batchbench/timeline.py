@@ -193,19 +193,19 @@ class _Drawn:
             yield start, instant(self._request(place), "eviction", "evicted", start, args)
 
     def _leave(self) -> Iterator[Timed]:
-        """Arrows from each evicted stay, at its very end and yet in it."""
+        """Arrows from each evicted stay, at its very end and yet in it: a reader looks for the slice that is there."""
         out, _ = self._resumed()
         if self.stays is not None:
-            start, end = self.stays.start[out], self.stays.end[out]
-            times = np.maximum(self.time.begin(end) - 1, self.time.begin(start))
-            for at, slot, number in _rows(times, self.stays.slot[out], np.arange(len(out))):
+            start, end = self.time.begin(self.stays.start[out]), self.time.begin(self.stays.end[out])
+            for at, slot, number in _rows(np.maximum(end - 1, start), self.stays.slot[out], np.arange(len(out))):
                 yield at, arrow(self._slot(slot), "eviction", "evicted, resumed", at, number, arrives=False)
 
     def _arrive(self) -> Iterator[Timed]:
-        """And to the stay that follows."""
+        """And to the stay that follows, as near to its start."""
         _, back = self._resumed()
         if self.stays is not None:
-            times = self.time.begin(self.stays.start[back])
+            start, first_end = (self.time.begin(self.stays.start[back]), self.time.end(self.stays.start[back]))
+            times = start + (first_end - start > 1)
             for at, slot, number in _rows(times, self.stays.slot[back], np.arange(len(back))):
                 yield at, arrow(self._slot(slot), "eviction", "evicted, resumed", at, number, arrives=True)
 
@@ -273,7 +273,7 @@ def _changes(name: str, times: Ints, frame: pd.DataFrame, columns: tuple[str, ..
     values = frame[known].to_numpy(dtype=np.int64)
     changed = np.flatnonzero(np.append(bool(known), (values[1:] != values[:-1]).any(axis=1)))
     for at, *row in _rows(times[changed], *values[changed].T):
-        yield at, counter(Track(_POOL, _POOL), name, at, dict(zip(known, row, strict=True)))
+        yield at, counter(Track(_POOL, _POOL), "iterations", name, at, dict(zip(known, row, strict=True)))
 
 
 def _rows(*columns: NDArray[Any], said: pa.Table | None = None) -> Iterator[tuple[Any, ...]]:

@@ -22,9 +22,9 @@ def complete(track: Track, category: str, name: str, start_ns: int, end_ns: int,
     return {**_at("X", track, start_ns), "dur": took, "cat": category, "name": name, "args": args}
 
 
-def counter(track: Track, name: str, at_ns: int, values: dict[str, int]) -> Event:
+def counter(track: Track, category: str, name: str, at_ns: int, values: dict[str, int]) -> Event:
     """Numbers that hold from then on."""
-    return {**_at("C", track, at_ns), "name": name, "args": values}
+    return {**_at("C", track, at_ns), "cat": category, "name": name, "args": values}
 
 
 def instant(track: Track, category: str, name: str, at_ns: int, args: Event) -> Event:

@@ -67,6 +67,17 @@ def total(document, name):
             for track, found in slices(document, REQUESTS, name).items()}  # fmt: skip
 
 
+def arrows(document):
+    """(request it leaves, request it reaches, iteration of the eviction, of the resume), in iterations."""
+    in_slot, called, found = slices(document, SLOTS), tracks(document), defaultdict(list)
+    for e in document["traceEvents"]:
+        if e["ph"] in "sf":
+            at = ns(e["ts"])
+            (held,) = [args for _, start, end, args in in_slot[called[e["pid"], e["tid"]]] if start < at < end]
+            found[e["id"]] += [held["request"], round(at / ITERATION)]
+    return [(out, back, evicted, resumed) for out, evicted, back, resumed in found.values()]
+
+
 def counted(document, name, times):
     """The counters of that name as they stand at these times."""
     events = [e for e in document["traceEvents"] if e["ph"] == "C" and e["name"] == name]
@@ -111,10 +122,10 @@ def test_day34_at_twelve_blocks_is_as_the_figure_shows_it():
         if e["ph"] in "sf":
             arrows[e["id"]].append((called[e["pid"], e["tid"]], ns(e["ts"])))
     assert sorted(arrows.values()) == sorted([
-        [("slot 5", 4 * ms - 1), ("slot 2", 36 * ms)], [("slot 4", 4 * ms - 1), ("slot 1", 36 * ms)],
-        [("slot 3", 8 * ms - 1), ("slot 0", 28 * ms)], [("slot 2", 12 * ms - 1), ("slot 1", 24 * ms)],
-        [("slot 1", 20 * ms - 1), ("slot 0", 24 * ms)], [("slot 2", 40 * ms - 1), ("slot 0", 44 * ms)],
-        [("slot 0", 52 * ms - 1), ("slot 1", 56 * ms)],
+        [("slot 5", 4 * ms - 1), ("slot 2", 36 * ms + 1)], [("slot 4", 4 * ms - 1), ("slot 1", 36 * ms + 1)],
+        [("slot 3", 8 * ms - 1), ("slot 0", 28 * ms + 1)], [("slot 2", 12 * ms - 1), ("slot 1", 24 * ms + 1)],
+        [("slot 1", 20 * ms - 1), ("slot 0", 24 * ms + 1)], [("slot 2", 40 * ms - 1), ("slot 0", 44 * ms + 1)],
+        [("slot 0", 52 * ms - 1), ("slot 1", 56 * ms + 1)],
     ])  # fmt: skip
     assert document["otherData"] == {
         "made_by": "batchbench trace", "scenario": "day34", "point": 4, "pool_blocks": 12, "choices": "",
@@ -170,8 +181,11 @@ def test_every_sum_of_the_timeline_is_the_tables(result):
         marks = [e for e in document["traceEvents"] if e["ph"] == "i"]
         assert len(marks) == len(evictions) == result.tables["pools"]["preemptions"][point]
         assert [e["args"]["iteration"] for e in marks] == list(evictions["iteration"])
-        arrows = [e for e in document["traceEvents"] if e["ph"] == "s"]
-        assert len(arrows) == evictions["resumed_iteration"].notna().sum()
+        back = evictions[evictions["resumed_iteration"].notna()]
+        columns = (back[c] for c in ("request_id", "iteration", "resumed_iteration"))
+        assert sorted(arrows(document)) == sorted(
+            (r, r, out, int(again)) for r, out, again in zip(*columns, strict=True)
+        )
         rows = [args for found in slices(document, REQUESTS, "prompt row", "resume row").values()
                 for *_, args in found]  # fmt: skip
         prefills = result.point("prefills", point)
@@ -299,7 +313,7 @@ def test_back_in_the_iteration_of_the_eviction_returns_at_once(tmp_path):
     told = [(name, start // ITERATION, end // ITERATION) for name, start, end, _ in slices(document, REQUESTS)["a"]]
     assert told == [("a", 0, 3), ("decode", 0, 1), ("prompt row", 0, 1), ("decode", 1, 3), ("resume row", 1, 2)]
     arrows = [(e["ph"], ns(e["ts"])) for e in document["traceEvents"] if e["ph"] in "sf"]
-    assert arrows == [("s", ITERATION - 1), ("f", ITERATION)]
+    assert arrows == [("s", ITERATION - 1), ("f", ITERATION + 1)]
 
 
 def test_iterations_that_take_no_time_still_nest(tmp_path):
