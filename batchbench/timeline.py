@@ -36,6 +36,15 @@ _ROWS = 8192  # whose events are made together
 _DECODE, _HELD = -1, -2  # beside the works that a stay begins with
 _WORKS = {PREFILL: "prefill", RESUME: "resume", SWAPPED: "swap in", _DECODE: "", _HELD: "finished, held"}
 _WAITING = (Kind.queued, Kind.returning)
+_COLOURS = {
+    Kind.queued: "grey",
+    Kind.returning: "thread_state_iowait",
+    Kind.rebuilding: "terrible",
+    Kind.prefill: "thread_state_runnable",
+    Kind.decode: "thread_state_running",
+    Kind.paused: "white",
+    Kind.running: "thread_state_running",
+}  # by the names that chrome://tracing has for them: grey, orange, red, blue, green
 _COUNTERS = {"pool": ("free_blocks", "used_blocks"), "queue": ("running", "waiting"), "forward": ("positions",)}
 _STATE = ("free_blocks", "running", "waiting", "forward_tokens")
 _REQUEST = ("prompt_tokens", "output_tokens", "arrival_iteration", "finished_iteration", "latency_iterations",
@@ -85,9 +94,16 @@ class _Drawn:
         self.arrived, self.finished = (self.requests[f"{n}_iteration"].to_numpy() for n in ("arrival", "finished"))
         self.stays = None if self.about["preemptions"] is None else stays_of(result, point)
         self.phases = phases_of(result, point, self.stays)
-        if self.stays is not None:
-            _require_apart(self.stays.slot, self.stays.start, self.stays.held, "slot")
-        _require_apart(self.phases.request, self.phases.start, self.phases.end, "request")
+        self._require_possible()
+
+    def _require_possible(self) -> None:
+        """Raise ResultError for tables in which somebody does two things at once, or something outside its time."""
+        s, p = self.stays, self.phases
+        lives = np.arange(len(self.names)), self.arrived, self.finished + 1
+        inside = (p.start >= self.arrived[p.request]) & (p.end <= self.finished[p.request] + 1)
+        slots = True if s is None else _apart(s.slot, s.start, s.held)
+        if not (_apart(*lives) and inside.all() and _apart(p.request, p.start, p.end) and slots):
+            raise ResultError("damaged file: the tables have a request or a slot that does two things at once")
 
     # ---- what the file says of itself ----------------------------------------------------
 
@@ -176,7 +192,7 @@ class _Drawn:
         for start, end, place, kind, first, count in _rows(*(column[kept] for column in columns)):
             category = "waiting" if kind in _WAITING else "running"
             args = {"iteration": first, "iterations": count}
-            yield start, complete(self._request(place), category, kind, start, end, args)
+            yield start, complete(self._request(place), category, kind, start, end, args, _COLOURS[Kind(kind)])
 
     def _prefills(self) -> Iterator[Timed]:
         """Rows that computed a prompt or a resumed context, an iteration each."""
@@ -291,9 +307,9 @@ def _known(row: Mapping[str, Any]) -> Event:
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _require_apart(track: Ints, start: Ints, end: Ints, what: str) -> None:
-    """Raise ResultError if something on a track begins before what is there has ended."""
+def _apart(track: Ints, start: Ints, end: Ints) -> bool:
+    """Whether, on each track, nothing begins before what is there has ended."""
     order = np.lexsort((end, start, track))
     track, start, end = track[order], start[order], end[order]
-    if bool(((track[1:] == track[:-1]) & (start[1:] < end[:-1])).any()) or bool((end < start).any()):
-        raise ResultError(f"damaged file: the tables have a {what} that does two things at once")
+    overlaps = (track[1:] == track[:-1]) & (start[1:] < end[:-1])
+    return not (overlaps.any() or (end < start).any() or (start < 0).any())

@@ -5,13 +5,18 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -356,6 +361,28 @@ def test_two_in_one_slot_are_refused(tmp_path):
     result = result_of(tmp_path, RUN, [request("a"), request("b")], script)
     with pytest.raises(ResultError, match="a slot that does two things at once"):
         timeline(result, 0)
+
+
+@pytest.mark.parametrize("seed", [*range(40), 575])
+def test_a_damaged_result_is_refused_or_drawn_by_the_rules(seed, tmp_path):
+    """One number of the tables that the timeline reads becomes another one."""
+    draw = random.Random(seed)
+    name = draw.choice(["admissions", "evictions", "iterations", "prefills", "requests", "token_runs"])
+    table = pq.read_table(f"results/day34/{name}.parquet")
+    column = draw.choice([f.name for f in table.schema if f.name != "point" and str(f.type) in ("int64", "double")])
+    values = table[column].to_pylist()
+    as_column = float if str(table.schema.field(column).type) == "double" else int
+    place = draw.choice([n for n, at in enumerate(table["point"].to_pylist()) if at == 4])
+    values[place] = as_column(draw.choice([-1, 0, 1, 7, 63, 64, 10**6, 2**62]))
+    if table.schema.field(column).nullable and draw.random() < 0.2:
+        values[place] = None
+    index = table.schema.get_field_index(column)
+    shutil.copytree("results/day34", tmp_path / "o")
+    changed = table.set_column(index, table.schema.field(index), pa.array(values, table.schema.field(index).type))
+    pq.write_table(changed, tmp_path / "o" / f"{name}.parquet")
+    for unit in (None, "iterations"):
+        with suppress(ResultError):
+            drawn(load_result(tmp_path / "o"), 4, unit)
 
 
 # ---- the file ------------------------------------------------------------------------------------

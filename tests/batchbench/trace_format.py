@@ -22,6 +22,7 @@ _FIELDS = {  # of each phase
     "s": {"ph", "pid", "tid", "ts", "name", "cat", "id"},
     "f": {"ph", "pid", "tid", "ts", "name", "cat", "id", "bp"},
 }
+_COLOURS = {"grey", "terrible", "white", *(f"thread_state_{name}" for name in ("iowait", "runnable", "running"))}
 _METADATA = {"process_name": str, "thread_name": str, "process_sort_index": int, "thread_sort_index": int}
 
 
@@ -61,7 +62,8 @@ def validate(document: dict) -> None:
 def _validate_event(event):
     assert isinstance(event, dict) and event.get("ph") in _FIELDS, f"no such phase: {event}"
     required = _FIELDS[event["ph"]]
-    assert set(event) == required, f"fields: {event}"
+    assert set(event) - {"cname"} == required, f"fields: {event}"
+    assert "cname" not in event or (event["ph"] == "X" and event["cname"] in _COLOURS), f"colour: {event}"
     assert all(type(event[name]) is int and 0 < event[name] < 2**31 for name in ("pid", "tid")), f"track: {event}"
     for name in required & {"ts", "dur"}:
         assert _is_time(event[name]), f"{name}: {event}"
