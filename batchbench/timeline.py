@@ -93,6 +93,7 @@ class _Drawn:
         self.names: list[str] = self.requests["request_id"].to_list()
         self.arrived, self.finished = (self.requests[f"{n}_iteration"].to_numpy() for n in ("arrival", "finished"))
         self.stays = None if self.about["preemptions"] is None else stays_of(result, point)
+        self.used_slots = 0 if self.stays is None else int(self.stays.slot.max()) + 1
         self.phases = phases_of(result, point, self.stays)
         self._require_possible()
 
@@ -114,7 +115,9 @@ class _Drawn:
             "scenario": self.result.run["scenario"]["name"],
             **{name: about[name] for name in ("point", "pool_blocks", "choices", "clock")},
             "time": self.time.unit,
-            "unit": _SECONDS[about["clock"]] if self.time.unit == "s" else f"{ITERATION_NS // 1000} us per iteration",
+            "unit": _SECONDS.get(about["clock"], "microseconds")
+            if self.time.unit == "s"
+            else f"{ITERATION_NS // 1000} us per iteration",
             "from_iteration": self.first,
             "to_before_iteration": self.stop,
             "not_reported": self._missing(),
@@ -250,7 +253,7 @@ class _Drawn:
         return Track(_SLOTS, _FIRST + slot)
 
     def _request(self, place: int) -> Track:
-        return Track(_REQUESTS, _FIRST + self.about["slots"] + place)
+        return Track(_REQUESTS, _FIRST + self.used_slots + place)
 
     def _kept(self, start: Ints, end: Ints) -> NDArray[np.bool_]:
         """What lies in the window, at least by a part."""

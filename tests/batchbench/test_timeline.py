@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from batchbench import Admission, Eviction, Prefill
 from batchbench.clocks import NS
+from batchbench.driver import Pacing
 from batchbench.errors import BatchbenchError, ResultError, UsageError
 from batchbench.results import load_result
 from batchbench.timeline import timeline
@@ -325,6 +326,17 @@ def test_iterations_that_take_no_time_still_nest(tmp_path):
     result = result_of(tmp_path, RUN, [request("a", 3)], eviction_in_the_iteration_of_its_resume(),
                        step_s=[0.0, 0.0, 0.0])  # fmt: skip
     assert drawn(result, 0)["otherData"]["time"] == "s"
+
+
+def test_real_time_is_drawn_as_far_as_it_is_known(tmp_path):
+    """1 s an iteration, and 0 in between, on a clock that only the script moves."""
+    script = eviction_in_the_iteration_of_its_resume()
+    result = result_of(tmp_path, RUN, [request("a", 3)], script, pacing=Pacing("wall"))
+    document = drawn(result, 0)
+    assert document["otherData"]["unit"].startswith("microseconds, real; when an iteration began is known where")
+    assert [(name, start // NS, end // NS) for name, start, end, _ in slices(document, REQUESTS)["a"]] == [
+        ("a", 0, 3), ("decode", 0, 1), ("prompt row", 0, 1), ("decode", 1, 3), ("resume row", 1, 2),
+    ]  # fmt: skip
 
 
 def test_stays_without_told_tokens_are_just_running(tmp_path):
