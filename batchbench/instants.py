@@ -9,18 +9,20 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchbench.clocks import NS
-from batchbench.errors import UsageError
+from batchbench.errors import ResultError, UsageError
 from batchbench.results import Result
 
 Ints = NDArray[np.int64]
 TimeUnit = Literal["s", "iterations"]
+_MOST_NS = 2**60  # 36 years
 ITERATION_NS = 1_000_000  # what an iteration is drawn as where time is counted in iterations
 
 
 class Instants:
     """The time axis of one point: nanoseconds of its clock, or ITERATION_NS for each iteration.
 
-    unit: seconds where the point has them, if None. Raises UsageError if it asks for seconds that there are not.
+    unit: seconds where the point has them, if None. Raises UsageError if it asks for seconds that there are not;
+    ResultError for iterations or times that cannot be.
     """
 
     def __init__(self, result: Result, point: int, unit: TimeUnit | None = None) -> None:
@@ -31,6 +33,8 @@ class Instants:
             raise UsageError(f"point {point} has no seconds: a schedule on the clock of iterations takes no time")
         self.unit: TimeUnit = unit or ("s" if timed else "iterations")
         self.iterations: Ints = frame["iteration"].to_numpy(dtype=np.int64)
+        if not len(frame) or self.iterations[0] < 0 or (np.diff(self.iterations) <= 0).any():
+            raise ResultError(f"damaged file: the iterations of point {point} are not in order")
         if self.unit == "s":
             self._begin, self._end = begin_ns(result, point, frame), nanoseconds(frame["step_s"])
             self._end += self._begin
@@ -75,5 +79,11 @@ def begin_ns(result: Result, point: int, frame: pd.DataFrame) -> Ints:
 
 
 def nanoseconds(seconds: pd.Series[float]) -> Ints:
-    """Seconds as the tables have them: whole nanoseconds over a power of ten, so that nothing is lost."""
-    return np.rint(seconds.to_numpy(dtype=np.float64) * NS).astype(np.int64)
+    """Seconds as the tables have them: whole nanoseconds over a power of ten, so that nothing is lost.
+
+    Raises ResultError for what is no time.
+    """
+    exact = np.rint(seconds.to_numpy(dtype=np.float64) * NS)
+    if not ((exact >= 0) & (exact < _MOST_NS)).all():
+        raise ResultError("damaged file: the tables have a time that is none")
+    return exact.astype(np.int64)

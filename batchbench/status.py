@@ -31,7 +31,9 @@ Text = Annotated[str, Field(max_length=1000)]
 
 
 class Status(BaseModel):
-    """How a sweep stands. used_blocks, running and waiting: null where the engine does not report them."""
+    """How a sweep stands. used_blocks, running and waiting: null before the first iteration of a run of a point, and
+    where the engine does not report them.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True)
 

@@ -36,6 +36,15 @@ _ROWS = 8192  # whose events are made together
 _DECODE, _HELD = -1, -2  # beside the works that a stay begins with
 _WORKS = {PREFILL: "prefill", RESUME: "resume", SWAPPED: "swap in", _DECODE: "", _HELD: "finished, held"}
 _WAITING = (Kind.queued, Kind.returning)
+_COLOURS = {
+    Kind.queued: "grey",
+    Kind.returning: "thread_state_iowait",
+    Kind.rebuilding: "terrible",
+    Kind.prefill: "thread_state_runnable",
+    Kind.decode: "thread_state_running",
+    Kind.paused: "white",
+    Kind.running: "thread_state_running",
+}  # by the names that chrome://tracing has for them: grey, orange, red, blue, green
 _COUNTERS = {"pool": ("free_blocks", "used_blocks"), "queue": ("running", "waiting"), "forward": ("positions",)}
 _STATE = ("free_blocks", "running", "waiting", "forward_tokens")
 _REQUEST = ("prompt_tokens", "output_tokens", "arrival_iteration", "finished_iteration", "latency_iterations",
@@ -84,10 +93,18 @@ class _Drawn:
         self.names: list[str] = self.requests["request_id"].to_list()
         self.arrived, self.finished = (self.requests[f"{n}_iteration"].to_numpy() for n in ("arrival", "finished"))
         self.stays = None if self.about["preemptions"] is None else stays_of(result, point)
+        self.used_slots = 0 if self.stays is None else int(self.stays.slot.max()) + 1
         self.phases = phases_of(result, point, self.stays)
-        if self.stays is not None:
-            _require_apart(self.stays.slot, self.stays.start, self.stays.held, "slot")
-        _require_apart(self.phases.request, self.phases.start, self.phases.end, "request")
+        self._require_possible()
+
+    def _require_possible(self) -> None:
+        """Raise ResultError for tables in which somebody does two things at once, or something outside its time."""
+        s, p = self.stays, self.phases
+        lives = np.arange(len(self.names)), self.arrived, self.finished + 1
+        inside = (p.start >= self.arrived[p.request]) & (p.end <= self.finished[p.request] + 1)
+        slots = True if s is None else _apart(s.slot, s.start, s.held)
+        if not (_apart(*lives) and inside.all() and _apart(p.request, p.start, p.end) and slots):
+            raise ResultError("damaged file: the tables have a request or a slot that does two things at once")
 
     # ---- what the file says of itself ----------------------------------------------------
 
@@ -98,7 +115,9 @@ class _Drawn:
             "scenario": self.result.run["scenario"]["name"],
             **{name: about[name] for name in ("point", "pool_blocks", "choices", "clock")},
             "time": self.time.unit,
-            "unit": _SECONDS[about["clock"]] if self.time.unit == "s" else f"{ITERATION_NS // 1000} us per iteration",
+            "unit": _SECONDS.get(about["clock"], "microseconds")
+            if self.time.unit == "s"
+            else f"{ITERATION_NS // 1000} us per iteration",
             "from_iteration": self.first,
             "to_before_iteration": self.stop,
             "not_reported": self._missing(),
@@ -176,7 +195,7 @@ class _Drawn:
         for start, end, place, kind, first, count in _rows(*(column[kept] for column in columns)):
             category = "waiting" if kind in _WAITING else "running"
             args = {"iteration": first, "iterations": count}
-            yield start, complete(self._request(place), category, kind, start, end, args)
+            yield start, complete(self._request(place), category, kind, start, end, args, _COLOURS[Kind(kind)])
 
     def _prefills(self) -> Iterator[Timed]:
         """Rows that computed a prompt or a resumed context, an iteration each."""
@@ -193,19 +212,19 @@ class _Drawn:
             yield start, instant(self._request(place), "eviction", "evicted", start, args)
 
     def _leave(self) -> Iterator[Timed]:
-        """Arrows from each evicted stay, at its very end and yet in it."""
+        """Arrows from each evicted stay, at its very end and yet in it: a reader looks for the slice that is there."""
         out, _ = self._resumed()
         if self.stays is not None:
-            start, end = self.stays.start[out], self.stays.end[out]
-            times = np.maximum(self.time.begin(end) - 1, self.time.begin(start))
-            for at, slot, number in _rows(times, self.stays.slot[out], np.arange(len(out))):
+            start, end = self.time.begin(self.stays.start[out]), self.time.begin(self.stays.end[out])
+            for at, slot, number in _rows(np.maximum(end - 1, start), self.stays.slot[out], np.arange(len(out))):
                 yield at, arrow(self._slot(slot), "eviction", "evicted, resumed", at, number, arrives=False)
 
     def _arrive(self) -> Iterator[Timed]:
-        """And to the stay that follows."""
+        """And to the stay that follows, as near to its start."""
         _, back = self._resumed()
         if self.stays is not None:
-            times = self.time.begin(self.stays.start[back])
+            start, first_end = (self.time.begin(self.stays.start[back]), self.time.end(self.stays.start[back]))
+            times = start + (first_end - start > 1)
             for at, slot, number in _rows(times, self.stays.slot[back], np.arange(len(back))):
                 yield at, arrow(self._slot(slot), "eviction", "evicted, resumed", at, number, arrives=True)
 
@@ -234,7 +253,7 @@ class _Drawn:
         return Track(_SLOTS, _FIRST + slot)
 
     def _request(self, place: int) -> Track:
-        return Track(_REQUESTS, _FIRST + self.about["slots"] + place)
+        return Track(_REQUESTS, _FIRST + self.used_slots + place)
 
     def _kept(self, start: Ints, end: Ints) -> NDArray[np.bool_]:
         """What lies in the window, at least by a part."""
@@ -273,7 +292,7 @@ def _changes(name: str, times: Ints, frame: pd.DataFrame, columns: tuple[str, ..
     values = frame[known].to_numpy(dtype=np.int64)
     changed = np.flatnonzero(np.append(bool(known), (values[1:] != values[:-1]).any(axis=1)))
     for at, *row in _rows(times[changed], *values[changed].T):
-        yield at, counter(Track(_POOL, _POOL), name, at, dict(zip(known, row, strict=True)))
+        yield at, counter(Track(_POOL, _POOL), "iterations", name, at, dict(zip(known, row, strict=True)))
 
 
 def _rows(*columns: NDArray[Any], said: pa.Table | None = None) -> Iterator[tuple[Any, ...]]:
@@ -291,9 +310,9 @@ def _known(row: Mapping[str, Any]) -> Event:
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _require_apart(track: Ints, start: Ints, end: Ints, what: str) -> None:
-    """Raise ResultError if something on a track begins before what is there has ended."""
+def _apart(track: Ints, start: Ints, end: Ints) -> bool:
+    """Whether, on each track, nothing begins before what is there has ended."""
     order = np.lexsort((end, start, track))
     track, start, end = track[order], start[order], end[order]
-    if bool(((track[1:] == track[:-1]) & (start[1:] < end[:-1])).any()) or bool((end < start).any()):
-        raise ResultError(f"damaged file: the tables have a {what} that does two things at once")
+    overlaps = (track[1:] == track[:-1]) & (start[1:] < end[:-1])
+    return not (overlaps.any() or (end < start).any() or (start < 0).any())

@@ -16,15 +16,20 @@ class Track(NamedTuple):
     tid: int
 
 
-def complete(track: Track, category: str, name: str, start_ns: int, end_ns: int, args: Event) -> Event:
-    """A slice. On one track, slices lie beside each other or within each other."""
-    took = microseconds(end_ns - start_ns)
-    return {**_at("X", track, start_ns), "dur": took, "cat": category, "name": name, "args": args}
+def complete(
+    track: Track, category: str, name: str, start_ns: int, end_ns: int, args: Event, colour: str = ""
+) -> Event:
+    """A slice. On one track, slices lie beside each other or within each other.
+
+    colour: one that the format reserves a name for; else the reader takes one by the slice's name.
+    """
+    event = {**_at("X", track, start_ns), "dur": microseconds(end_ns - start_ns)}
+    return {**event, "cat": category, "name": name, **({"cname": colour} if colour else {}), "args": args}
 
 
-def counter(track: Track, name: str, at_ns: int, values: dict[str, int]) -> Event:
+def counter(track: Track, category: str, name: str, at_ns: int, values: dict[str, int]) -> Event:
     """Numbers that hold from then on."""
-    return {**_at("C", track, at_ns), "name": name, "args": values}
+    return {**_at("C", track, at_ns), "cat": category, "name": name, "args": values}
 
 
 def instant(track: Track, category: str, name: str, at_ns: int, args: Event) -> Event:

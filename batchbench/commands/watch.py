@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from batchbench.commands.shared import DebugOption, errors, printable
-from batchbench.commands.watch_view import HISTORY, fill_of, watch_document, watch_line, watch_table
+from batchbench.commands.watch_view import HISTORY, fill_of, watch_display, watch_document, watch_line
 from batchbench.errors import BatchbenchError, UsageError
 from batchbench.scenario import load_scenario
 from batchbench.sheets import one_line
@@ -107,7 +107,7 @@ def _display(folder: Path, as_json: bool) -> Iterator[Show]:
             if seen.status.elapsed_s != drawn[0] and (fill := fill_of(seen.status)) is not None:
                 drawn[0] = seen.status.elapsed_s
                 fills.append(fill)
-            live.update(watch_table(folder, seen, fills, plain=plain), refresh=True)
+            live.update(watch_display(folder, seen, fills, plain=plain), refresh=True)
 
         yield draw
 

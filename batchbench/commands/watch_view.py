@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -23,8 +24,7 @@ HISTORY = _BAR  # fills that are shown
 def watch_line(seen: Sighting) -> str:
     """All of it in one line."""
     status = seen.status
-    if status is None:
-        return "no status"
+    assert status is not None
     parts = [f"{status.requests_finished}/{show_count(status.requests, 'request')}",
              show_count(status.iterations, "iteration")]  # fmt: skip
     if status.used_blocks is not None:
@@ -34,34 +34,23 @@ def watch_line(seen: Sighting) -> str:
     return one_line(f"{_where(status)}: {', '.join(parts)}")
 
 
-def watch_table(folder: Path, seen: Sighting, fills: Sequence[float], *, plain: bool) -> Table:
+def watch_display(folder: Path, seen: Sighting, fills: Sequence[float], *, plain: bool) -> Group:
     """Bars for points, requests and the pool, and how the pool's fill went. plain: ASCII alone."""
-    table = Table.grid(padding=(0, 2))
-    status = seen.status
-    table.add_row(Text("sweep"), Text(one_line(str(folder))))
-    if status is None:
-        return table
-    table.add_row(Text("running"), Text(one_line(_where(status))))
-    for name, done, whole, said in (
-        ("points", status.point, status.points, f"{status.point} of {status.points} done"),
-        (
-            "requests",
-            status.requests_finished,
-            status.requests,
-            f"{status.requests_finished} of {status.requests} done",
-        ),
+    status, table = seen.status, Table.grid(padding=(0, 2))
+    assert status is not None
+    for name, done, whole in (
+        ("points", status.point, status.points),
+        ("requests", status.requests_finished, status.requests),
     ):
-        table.add_row(Text(name), _bar(done, whole), Text(said))
+        table.add_row(Text(name), _bar(done, whole), Text(f"{done} of {whole} done"))
     if status.used_blocks is not None:
         said = f"{status.used_blocks} of {show_blocks(status.pool_blocks)} in use"
         table.add_row(Text("pool"), _bar(status.used_blocks, status.pool_blocks), Text(said))
         table.add_row(Text(""), Text(sparkline(fills, _PLAIN_HEIGHTS if plain else _HEIGHTS)), Text("lately"))
-    for name, count in _queue(status):
+    for name, count in (*_queue(status), ("evictions", status.evictions), ("iterations", status.iterations)):
         table.add_row(Text(name), Text(str(count)))
-    table.add_row(Text("evictions"), Text(str(status.evictions)))
-    table.add_row(Text("iterations"), Text(str(status.iterations)))
-    table.add_row(Text("elapsed"), Text(show_seconds(status.elapsed_s) + _late(seen)))
-    return table
+    table.add_row(Text("elapsed"), Text(show_seconds(status.elapsed_s)), Text(_late(seen).removeprefix(", ")))
+    return Group(Text(one_line(f"{folder}: {_where(status)}")), table)
 
 
 def watch_document(folder: Path, seen: Sighting) -> dict[str, Any]:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchbench import Admission, Eviction, Prefill
 from batchbench.clocks import NS
+from batchbench.driver import Pacing
 from batchbench.errors import BatchbenchError, ResultError, UsageError
 from batchbench.results import load_result
 from batchbench.timeline import timeline
@@ -67,6 +73,17 @@ def total(document, name):
             for track, found in slices(document, REQUESTS, name).items()}  # fmt: skip
 
 
+def arrows(document):
+    """(request it leaves, request it reaches, iteration of the eviction, of the resume), in iterations."""
+    in_slot, called, found = slices(document, SLOTS), tracks(document), defaultdict(list)
+    for e in document["traceEvents"]:
+        if e["ph"] in "sf":
+            at = ns(e["ts"])
+            (held,) = [args for _, start, end, args in in_slot[called[e["pid"], e["tid"]]] if start < at < end]
+            found[e["id"]] += [held["request"], round(at / ITERATION)]
+    return [(out, back, evicted, resumed) for out, evicted, back, resumed in found.values()]
+
+
 def counted(document, name, times):
     """The counters of that name as they stand at these times."""
     events = [e for e in document["traceEvents"] if e["ph"] == "C" and e["name"] == name]
@@ -111,10 +128,10 @@ def test_day34_at_twelve_blocks_is_as_the_figure_shows_it():
         if e["ph"] in "sf":
             arrows[e["id"]].append((called[e["pid"], e["tid"]], ns(e["ts"])))
     assert sorted(arrows.values()) == sorted([
-        [("slot 5", 4 * ms - 1), ("slot 2", 36 * ms)], [("slot 4", 4 * ms - 1), ("slot 1", 36 * ms)],
-        [("slot 3", 8 * ms - 1), ("slot 0", 28 * ms)], [("slot 2", 12 * ms - 1), ("slot 1", 24 * ms)],
-        [("slot 1", 20 * ms - 1), ("slot 0", 24 * ms)], [("slot 2", 40 * ms - 1), ("slot 0", 44 * ms)],
-        [("slot 0", 52 * ms - 1), ("slot 1", 56 * ms)],
+        [("slot 5", 4 * ms - 1), ("slot 2", 36 * ms + 1)], [("slot 4", 4 * ms - 1), ("slot 1", 36 * ms + 1)],
+        [("slot 3", 8 * ms - 1), ("slot 0", 28 * ms + 1)], [("slot 2", 12 * ms - 1), ("slot 1", 24 * ms + 1)],
+        [("slot 1", 20 * ms - 1), ("slot 0", 24 * ms + 1)], [("slot 2", 40 * ms - 1), ("slot 0", 44 * ms + 1)],
+        [("slot 0", 52 * ms - 1), ("slot 1", 56 * ms + 1)],
     ])  # fmt: skip
     assert document["otherData"] == {
         "made_by": "batchbench trace", "scenario": "day34", "point": 4, "pool_blocks": 12, "choices": "",
@@ -170,8 +187,11 @@ def test_every_sum_of_the_timeline_is_the_tables(result):
         marks = [e for e in document["traceEvents"] if e["ph"] == "i"]
         assert len(marks) == len(evictions) == result.tables["pools"]["preemptions"][point]
         assert [e["args"]["iteration"] for e in marks] == list(evictions["iteration"])
-        arrows = [e for e in document["traceEvents"] if e["ph"] == "s"]
-        assert len(arrows) == evictions["resumed_iteration"].notna().sum()
+        back = evictions[evictions["resumed_iteration"].notna()]
+        columns = (back[c] for c in ("request_id", "iteration", "resumed_iteration"))
+        assert sorted(arrows(document)) == sorted(
+            (r, r, out, int(again)) for r, out, again in zip(*columns, strict=True)
+        )
         rows = [args for found in slices(document, REQUESTS, "prompt row", "resume row").values()
                 for *_, args in found]  # fmt: skip
         prefills = result.point("prefills", point)
@@ -299,13 +319,24 @@ def test_back_in_the_iteration_of_the_eviction_returns_at_once(tmp_path):
     told = [(name, start // ITERATION, end // ITERATION) for name, start, end, _ in slices(document, REQUESTS)["a"]]
     assert told == [("a", 0, 3), ("decode", 0, 1), ("prompt row", 0, 1), ("decode", 1, 3), ("resume row", 1, 2)]
     arrows = [(e["ph"], ns(e["ts"])) for e in document["traceEvents"] if e["ph"] in "sf"]
-    assert arrows == [("s", ITERATION - 1), ("f", ITERATION)]
+    assert arrows == [("s", ITERATION - 1), ("f", ITERATION + 1)]
 
 
 def test_iterations_that_take_no_time_still_nest(tmp_path):
     result = result_of(tmp_path, RUN, [request("a", 3)], eviction_in_the_iteration_of_its_resume(),
                        step_s=[0.0, 0.0, 0.0])  # fmt: skip
     assert drawn(result, 0)["otherData"]["time"] == "s"
+
+
+def test_real_time_is_drawn_as_far_as_it_is_known(tmp_path):
+    """1 s an iteration, and 0 in between, on a clock that only the script moves."""
+    script = eviction_in_the_iteration_of_its_resume()
+    result = result_of(tmp_path, RUN, [request("a", 3)], script, pacing=Pacing("wall"))
+    document = drawn(result, 0)
+    assert document["otherData"]["unit"].startswith("microseconds, real; when an iteration began is known where")
+    assert [(name, start // NS, end // NS) for name, start, end, _ in slices(document, REQUESTS)["a"]] == [
+        ("a", 0, 3), ("decode", 0, 1), ("prompt row", 0, 1), ("decode", 1, 3), ("resume row", 1, 2),
+    ]  # fmt: skip
 
 
 def test_stays_without_told_tokens_are_just_running(tmp_path):
@@ -342,6 +373,28 @@ def test_two_in_one_slot_are_refused(tmp_path):
     result = result_of(tmp_path, RUN, [request("a"), request("b")], script)
     with pytest.raises(ResultError, match="a slot that does two things at once"):
         timeline(result, 0)
+
+
+@pytest.mark.parametrize("seed", [*range(40), 575])
+def test_a_damaged_result_is_refused_or_drawn_by_the_rules(seed, tmp_path):
+    """One number of the tables that the timeline reads becomes another one."""
+    draw = random.Random(seed)
+    name = draw.choice(["admissions", "evictions", "iterations", "prefills", "requests", "token_runs"])
+    table = pq.read_table(f"results/day34/{name}.parquet")
+    column = draw.choice([f.name for f in table.schema if f.name != "point" and str(f.type) in ("int64", "double")])
+    values = table[column].to_pylist()
+    as_column = float if str(table.schema.field(column).type) == "double" else int
+    place = draw.choice([n for n, at in enumerate(table["point"].to_pylist()) if at == 4])
+    values[place] = as_column(draw.choice([-1, 0, 1, 7, 63, 64, 10**6, 2**62]))
+    if table.schema.field(column).nullable and draw.random() < 0.2:
+        values[place] = None
+    index = table.schema.get_field_index(column)
+    shutil.copytree("results/day34", tmp_path / "o")
+    changed = table.set_column(index, table.schema.field(index), pa.array(values, table.schema.field(index).type))
+    pq.write_table(changed, tmp_path / "o" / f"{name}.parquet")
+    for unit in (None, "iterations"):
+        with suppress(ResultError):
+            drawn(load_result(tmp_path / "o"), 4, unit)
 
 
 # ---- the file ------------------------------------------------------------------------------------

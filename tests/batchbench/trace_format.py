@@ -1,8 +1,9 @@
 """The Trace Event Format's rules as code: what Perfetto and chrome://tracing take, and neither repair nor drop.
 
 From the format's description (Trace Event Format, the object form): phases and their fields, slices of a thread that
-nest, metadata once per track, arrows that bind to enclosing slices. Two rules are the readers': Perfetto turns
-microseconds into nanoseconds by cutting off, and its scanner takes no control character, DEL included.
+nest, metadata once per track, arrows that bind to enclosing slices. Three rules are the readers': Perfetto turns
+microseconds into nanoseconds by cutting off, and its scanner takes no control character, DEL included; chrome://tracing
+gives an arrow that ends where two slices meet to the first of them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from numbers import Real
 _FIELDS = {  # of each phase
     "M": {"ph", "pid", "tid", "ts", "name", "args"},
     "X": {"ph", "pid", "tid", "ts", "dur", "name", "cat", "args"},
-    "C": {"ph", "pid", "tid", "ts", "name", "args"},
+    "C": {"ph", "pid", "tid", "ts", "name", "cat", "args"},
     "i": {"ph", "pid", "tid", "ts", "name", "cat", "s", "args"},
     "s": {"ph", "pid", "tid", "ts", "name", "cat", "id"},
     "f": {"ph", "pid", "tid", "ts", "name", "cat", "id", "bp"},
 }
+_COLOURS = {"grey", "terrible", "white", *(f"thread_state_{name}" for name in ("iowait", "runnable", "running"))}
 _METADATA = {"process_name": str, "thread_name": str, "process_sort_index": int, "thread_sort_index": int}
 
 
@@ -60,7 +62,8 @@ def validate(document: dict) -> None:
 def _validate_event(event):
     assert isinstance(event, dict) and event.get("ph") in _FIELDS, f"no such phase: {event}"
     required = _FIELDS[event["ph"]]
-    assert set(event) == required, f"fields: {event}"
+    assert set(event) - {"cname"} == required, f"fields: {event}"
+    assert "cname" not in event or (event["ph"] == "X" and event["cname"] in _COLOURS), f"colour: {event}"
     assert all(type(event[name]) is int and 0 < event[name] < 2**31 for name in ("pid", "tid")), f"track: {event}"
     for name in required & {"ts", "dur"}:
         assert _is_time(event[name]), f"{name}: {event}"
@@ -141,7 +144,9 @@ def _validate_arrows(events, slices):
             ends[event["cat"], event["name"], event["id"]].append(event)
             at = ns(event["ts"])
             held = slices[event["pid"], event["tid"]]
-            assert any(start <= at < end or start == at for start, end in held), f"in no slice: {event}"
+            inside = [span for span in held if span[0] <= at <= span[1]]
+            assert inside, f"in no slice: {event}"
+            assert len(inside) == 1 or min(end - start for start, end in inside) <= 1, f"between two slices: {event}"
     for pair in ends.values():
         assert [event["ph"] for event in pair] == ["s", "f"], f"not one start and one end, in this order: {pair}"
         assert pair[0]["ts"] <= pair[1]["ts"]
