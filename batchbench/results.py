@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -243,7 +244,8 @@ def _writing(folder: Path, refused: type[BatchbenchError] = BatchbenchError) -> 
     try:
         yield
     except OSError as error:
-        raise refused(f"output folder {folder}: {error.strerror or error}") from None
+        what = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own words name its calls
+        raise refused(f"output folder {folder}: {what}") from None
 
 
 def require_writable(folder: Path) -> None:
