@@ -40,7 +40,7 @@ from batchbench.commands.present import (
 )
 from batchbench.commands.progress import ProgressLines
 from batchbench.commands.service_sheet import service_sheet
-from batchbench.commands.shared import DebugOption, FormatOption, ScenarioFile, TrustOption, draw, errors, show
+from batchbench.commands.shared import FOLDER, DebugOption, FormatOption, ScenarioFile, TrustOption, draw, errors, show
 from batchbench.demand import resolve_points
 from batchbench.driver import Limits
 from batchbench.environment import git_revision, machine, versions
@@ -72,9 +72,9 @@ def register(app: typer.Typer) -> None:
 
 def sweep(
     scenario_file: ScenarioFile,
-    out: Annotated[Path | None, typer.Option(help="Folder for the tables; results/NAME if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the tables; results/NAME if left out.", **FOLDER)] = None,
     plots: Annotated[
-        Path | None, typer.Option(help="Folder for the figures; plots/NAME, or OUT/plots with --out.")
+        Path | None, typer.Option(help="Folder for the figures; plots/NAME, or OUT/plots with --out.", **FOLDER)
     ] = None,
     engine: Annotated[str, typer.Option(help="Engine to run: own, or schedule (counters alone, no model).")] = "own",
     numerics: Annotated[
