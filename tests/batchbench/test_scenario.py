@@ -210,7 +210,7 @@ def test_prompts_are_seeded_distinct_and_the_same_on_every_machine(tmp_path):
 # ---- paths ---------------------------------------------------------------------------------------
 
 PATHS = {
-    "engine.model": ("slots = 6", 'slots = 6\nmodel = "{}"'),
+    "engine.model": ('model = "tiny"', 'model = "{}"'),
     "engine.calibration": ("slots = 6", 'slots = 6\nreclaim = "cheaper"\nswap_blocks = 9\ncalibration = "{}"'),
     "workload.prompts": ("prompt_tokens = 5", 'prompt_tokens = 5\nprompts = "{}"'),
     "workload.lengths_file": ("prompt_tokens = 5\noutput_tokens = 24", 'lengths_file = "{}"'),
