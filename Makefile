@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL := models/SmolLM2-135M-Instruct
 
-.PHONY: help demo model test check soak bench bench-peers reference docs clean
+.PHONY: help demo model test check fuzz soak bench bench-peers reference docs clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -34,6 +34,9 @@ check: .venv/installed  ## formatting, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+fuzz: .venv/installed  ## every parser on changed files, a minute each (20 minutes)
+	RUST_BACKTRACE=0 $(BIN)/python -m tests.fuzz 60
 
 soak: .venv/installed  ## thousands of requests under every mechanism: texts, lost blocks, memory (a minute)
 	$(BIN)/python -m benchmarks.soak
