@@ -5,7 +5,7 @@ BIN := .venv/bin
 SCENARIOS := $(filter-out %.gate.toml,$(wildcard scenarios/*.toml))
 MODEL := models/SmolLM2-135M-Instruct
 
-.PHONY: help demo model test check gate soak bench bench-peers reference docs clean
+.PHONY: help demo model test check gate fuzz soak bench bench-peers reference docs clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -45,6 +45,9 @@ gate-%: model
 	@$(BIN)/batchbench gate out/gate/$* --exact --baseline results/$* >out/gate/$*.log \
 	  || { cat out/gate/$*.log; exit 1; }
 	@tail -1 out/gate/$*.log
+
+fuzz: .venv/installed  ## every parser on changed files, a minute each (20 minutes)
+	RUST_BACKTRACE=0 $(BIN)/python -m tests.fuzz 60
 
 soak: .venv/installed  ## thousands of requests under every mechanism: texts, lost blocks, memory (a minute)
 	$(BIN)/python -m benchmarks.soak

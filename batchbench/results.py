@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import uuid
@@ -244,7 +245,8 @@ def _writing(folder: Path, refused: type[BatchbenchError] = BatchbenchError) -> 
     try:
         yield
     except OSError as error:
-        raise refused(f"output folder {folder}: {error.strerror or error}") from None
+        what = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own words name its calls
+        raise refused(f"output folder {folder}: {what}") from None
 
 
 def replace_result(folder: Path, source: Path) -> None:

@@ -48,7 +48,8 @@ def load_timing(folder: Path, point: Point, requests: Sequence[RequestSpec]) -> 
     with readable(folder):
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
         engine = EngineDescription(**facts["engine"] | {"reports": tuple(facts["engine"]["reports"])})
-        with np.load(folder / _COLUMNS, allow_pickle=False) as columns:
+        # Opened here: of a damaged file numpy would leave it open.
+        with open(folder / _COLUMNS, "rb") as file, np.load(file, allow_pickle=False) as columns:
             record = Recorder.restored(
                 requests, engine.block_size, {name: columns[name].tolist() for name in columns.files}, facts["record"]
             )

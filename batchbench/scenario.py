@@ -41,7 +41,7 @@ _MEMBERS = TAGS | {_BLOCKS, _SIZE}  # of unions: pydantic's paths name them, a f
 class EngineSettings(Frozen):
     """The engine, everything but its pool. Sizes in rows, positions and blocks."""
 
-    model: str = Field(
+    model: FilePath = Field(
         "tiny",
         description="Model to run: `tiny` (embedded), or the path of a Hugging Face folder or GGUF file, "
         "from the working folder.",

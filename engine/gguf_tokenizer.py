@@ -8,6 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.errors import CheckpointError
 from engine.gguf_file import GgufFile
+from engine.tokenizer import complaints
 
 # How text is cut before the merges, by the file's `tokenizer.ggml.pre`. smollm: every character of Unicode's number
 # categories alone, then GPT-2's expression on what lies between (llama.cpp's rule of that name; the published
@@ -45,10 +46,8 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
         )
     pairs = (str(merge).partition(" ") for merge in file.field("tokenizer.ggml.merges", []))
     merges = [(left, right) for left, _, right in pairs]
-    try:
+    with complaints(f"{file.path}: damaged tokenizer"):
         built = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    except Exception as error:  # the library raises nothing narrower: a merge of tokens that are not there
-        raise CheckpointError(f"{file.path}: damaged tokenizer: {' '.join(str(error).split())}") from None
     built.pre_tokenizer = _CUTS[cut]()
     built.decoder = decoders.ByteLevel()
     for add, wanted in ((built.add_special_tokens, _CONTROL), (built.add_tokens, _USER_DEFINED)):

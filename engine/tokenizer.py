@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,6 +69,19 @@ class Tokenizer:
         return self._new()
 
 
+@contextmanager
+def complaints(what: str) -> Iterator[None]:
+    """What the library says against a file, as one CheckpointError: it raises nothing narrower than Exception, and what
+    it did not foresee as a panic, which is no Exception.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{what}: {' '.join(str(error).split())}") from None
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The folder's tokenizer.json. Raises CheckpointError if it is missing, damaged or of another kind."""
     path = folder / "tokenizer.json"
@@ -79,10 +93,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         ) from None
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
-    try:
+    with complaints(f"{path}: damaged, or not a tokenizer"):
         inner = tokenizers.Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"{path}: damaged, or not a tokenizer: {' '.join(str(error).split())}") from None
     try:
         return Tokenizer(inner)
     except CheckpointError as error:

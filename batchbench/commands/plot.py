@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from batchbench.commands.shared import DebugOption, draw, errors
+from batchbench.commands.shared import FOLDER, DebugOption, draw, errors
 from batchbench.results import load_result, require_writable
 from batchbench.sheets import one_line
 
@@ -28,7 +28,9 @@ def register(app: typer.Typer) -> None:
 
 def plot(
     result_folder: Annotated[Path, typer.Argument(metavar="RESULT", help="Folder that a sweep wrote.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the figures; RESULT/plots if left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the figures; RESULT/plots if left out.", **FOLDER)
+    ] = None,
     point: Annotated[
         int | None,
         typer.Option(

@@ -17,6 +17,15 @@ from batchbench.errors import BatchbenchError
 from batchbench.results import Result
 from batchbench.sheets import Sheet, one_line
 
+
+def _folder(text: str) -> Path:
+    """An empty name would be the working folder, which a script with an unset variable does not mean."""
+    if not text:
+        raise typer.BadParameter("must name a folder; the working folder is '.'")
+    return Path(text)
+
+
+FOLDER: Any = {"parser": _folder, "metavar": "<path>"}  # of an option that names one
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the table.")]
 ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (TOML).")]

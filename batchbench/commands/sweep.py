@@ -14,7 +14,7 @@ from batchbench.asking import describe
 from batchbench.commands.prepare import Numerics, print_trace, with_numerics, with_run
 from batchbench.commands.present import Format, degenerate_warning, plan_rows, plan_sheet, text_lines, text_rows
 from batchbench.commands.progress import ProgressLines
-from batchbench.commands.shared import DebugOption, FormatOption, ScenarioFile, TrustOption, draw, errors, show
+from batchbench.commands.shared import FOLDER, DebugOption, FormatOption, ScenarioFile, TrustOption, draw, errors, show
 from batchbench.errors import UsageError
 from batchbench.predict import read_bandwidth_bytes_per_s
 from batchbench.results import Result, require_writable
@@ -34,9 +34,9 @@ def register(app: typer.Typer) -> None:
 
 def sweep(
     scenario_file: ScenarioFile,
-    out: Annotated[Path | None, typer.Option(help="Folder for the tables; results/NAME if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the tables; results/NAME if left out.", **FOLDER)] = None,
     plots: Annotated[
-        Path | None, typer.Option(help="Folder for the figures; plots/NAME, or OUT/plots with --out.")
+        Path | None, typer.Option(help="Folder for the figures; plots/NAME, or OUT/plots with --out.", **FOLDER)
     ] = None,
     engine: Annotated[str, typer.Option(help="Engine to run: own, or schedule (counters alone, no model).")] = "own",
     numerics: Annotated[

@@ -467,6 +467,17 @@ def test_what_batchbench_did_not_make_is_never_deleted(here, made):
     assert mine.exists() and (made != "folder" or (mine / "thesis.txt").exists())
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(("sweep", str(DAY34)), "--out"), (("sweep", str(DAY34)), "--plots"), (("plot", "results/day34"), "--out")],
+)
+def test_an_empty_name_is_no_folder(here, command, option):
+    done = invoke(*command, option, "")
+    assert done.exit_code == 2
+    assert f"Invalid value for '{option}': must name a folder; the working folder is '.'" in done.stderr
+    assert everything_under(here) == []
+
+
 def test_a_folder_where_a_table_should_go(here):
     (here / "o/pools.parquet").mkdir(parents=True)
     done = invoke("sweep", str(DAY34), "--out", "o", "--no-progress")

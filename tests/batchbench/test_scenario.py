@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from batchbench import Sampling, build_requests, load_scenario
@@ -202,3 +205,60 @@ def test_prompts_are_seeded_distinct_and_the_same_on_every_machine(tmp_path):
     assert [r.request_id for r in requests] == ["r0", "r1", "r2"]
     assert len({r.prompt for r in requests}) == 3
     assert requests[0].prompt == (157, 100, 250, 204)
+
+
+# ---- paths ---------------------------------------------------------------------------------------
+
+PATHS = {
+    "engine.model": ('model = "tiny"', 'model = "{}"'),
+    "engine.calibration": ("slots = 6", 'slots = 6\nreclaim = "cheaper"\nswap_blocks = 9\ncalibration = "{}"'),
+    "workload.prompts": ("prompt_tokens = 5", 'prompt_tokens = 5\nprompts = "{}"'),
+    "workload.lengths_file": ("prompt_tokens = 5\noutput_tokens = 24", 'lengths_file = "{}"'),
+    "workload.trace.path": ("requests = 6\nprompt_tokens = 5\noutput_tokens = 24", 'trace = {{ path = "{}" }}'),
+    "workload.output_tokens.file": ("output_tokens = 24", 'output_tokens = {{ dist = "empirical", file = "{}" }}'),
+}
+
+
+def naming(folder, key, path):
+    """Day 34 with a path in that key."""
+    old, new = PATHS[key]
+    text = Path("scenarios/day34.toml").resolve().read_text()
+    assert old in text
+    (folder / "x.toml").write_text(text.replace(old, new.format(path)))
+    return folder / "x.toml"
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_no_path_leads_out_of_the_working_folder(tmp_path, monkeypatch, key):
+    work, outside = tmp_path / "work", tmp_path / "outside"
+    work.mkdir(), outside.mkdir()
+    (work / "link").symlink_to(outside)
+    (work / "inner").mkdir()
+    (work / "circle").symlink_to("circle")
+    files = {path: naming(work, key, path).rename(work / f"{n}.toml") for n, path in enumerate([
+        "../outside/x.txt", "inner/../../outside/x.txt", "link/x.txt", "link", "..",
+        "a\\u0000b", "x" * 300, "circle/x",
+        "x.txt", "inner/../x.txt", "./link/../x.txt", str(outside / "x.txt"), "inner",
+    ])}  # fmt: skip
+    monkeypatch.chdir(work)
+    *outer, nul, long, circle, plain, inner, through, absolute, folder = files.values()
+    for file in outer:
+        with pytest.raises(
+            ScenarioError, match=f"{re.escape(key)}: leads out of the working folder; write an absolute"
+        ):
+            load_scenario(file)
+    with pytest.raises(ScenarioError, match=f"{re.escape(key)}: is no path: it holds a zero byte"):
+        load_scenario(nul)
+    with pytest.raises(ScenarioError, match=f"{re.escape(key)}: is no path: its links lead in a circle"):
+        load_scenario(circle)
+    for file in (long, plain, inner, absolute, folder):
+        load_scenario(file)  # whether something is there, who reads it says
+    with pytest.raises(ScenarioError, match="leads out"):
+        load_scenario(through)  # the system, too, follows the link before it goes up
+
+
+def test_a_scenario_of_another_folder_reads_from_the_working_folder(tmp_path, monkeypatch):
+    naming(tmp_path, "workload.prompts", "mine.txt")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert load_scenario("../x.toml").workload.prompts == "mine.txt"
