@@ -53,6 +53,7 @@ def report(
 
             data = pdf(content)
         try:
+            out.parent.mkdir(parents=True, exist_ok=True)
             for name, picture in pictures.items():
                 folder = out.with_name(f"{out.stem}-figures")
                 folder.mkdir(exist_ok=True)

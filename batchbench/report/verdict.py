@@ -23,7 +23,7 @@ def verdict(result: Result) -> tuple[Statement, ...]:
 
 def _texts(pools: list[Pool]) -> Statement:
     first, requests = pools[0], show_count(pools[0]["requests"], "request")
-    tokens = show_count(first["collected_tokens"], "token")
+    tokens = f"{first['collected_tokens']:,} tokens"
     digests = {pool["text_digest"] for pool in pools}
     if None in digests:
         return Statement(
