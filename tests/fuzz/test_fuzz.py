@@ -78,7 +78,7 @@ def test_what_reading_must_not_do_is_noticed(tmp_path, monkeypatch, deed, messag
 
 
 def test_what_the_tokenizer_library_panics_at_is_a_damaged_checkpoint(known, tmp_path):
-    """A panic is no Exception. Here: a merge of tokens whose sum the vocabulary lacks, and a control character in it."""
+    """A panic is no Exception. Here: a merge whose sum the vocabulary lacks, and a control character in that."""
     data = known["gguf-tokenizer"].seeds[0]
     for old, new in (
         (b"\x02" + bytes(7) + b"ab", b"\x02" + bytes(7) + b"zz"),
