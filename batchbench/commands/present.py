@@ -51,7 +51,9 @@ class Sheet:
         Console(width=1000).print(table, highlight=False, markup=False)
 
     def markdown(self) -> str:
-        lines = [self.headings, ("---:",) * len(self.headings), *self.rows]
+        """A bar in a cell is escaped: what a file says makes no column."""
+        rows = [tuple(cell.replace("|", "\\|") for cell in row) for row in self.rows]
+        lines = [self.headings, ("---:",) * len(self.headings), *rows]
         above = f"{self.title}\n\n" if self.title else ""
         return above + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
