@@ -26,12 +26,13 @@ def main() -> None:
         _on_signals(_stop)
         app()
     except _Stopped as error:
-        _on_signals(signal.SIG_IGN)  # it is ending
         _say(_SAID[signal.Signals(error.number)])
         raise SystemExit(128 + error.number) from None
     except OSError as error:  # the help or the version, on a device that is full
         _say(f"error: output: {error.strerror}")
         raise SystemExit(1) from None
+    finally:
+        _on_signals(signal.SIG_IGN)  # it is ending
 
 
 def _on_signals(handler: signal.Handlers | Callable[[int, FrameType | None], NoReturn]) -> None:

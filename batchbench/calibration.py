@@ -13,8 +13,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from batchbench.errors import UsageError
+from batchbench.errors import ScenarioError, UsageError
+from batchbench.text_files import read_text
 
+_MAX_BYTES = 2**24  # of a file: far more than its ladders take
 MAX_TOKENS = 1_000_000  # of a context that may be calibrated
 FORMAT: Literal["batchbench-calibration"] = "batchbench-calibration"
 VERSION: Literal[1] = 1
@@ -156,9 +158,9 @@ class Calibration(_Frozen):
 def load_calibration(path: str | Path) -> Calibration:
     """Read and check a calibration file. Raises UsageError: one line, naming the file and what is wrong with it."""
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"calibration {path}: {error.strerror or error}") from None
+        document = json.loads(read_text(path, _MAX_BYTES))
+    except ScenarioError as error:
+        raise UsageError(f"calibration {error}") from None
     except (ValueError, RecursionError) as error:  # of the parser, of the decoder, of an endless integer
         raise UsageError(f"calibration {path}: not valid JSON: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:

@@ -34,6 +34,11 @@ def located(folder: Path, files: Sequence[str]) -> dict[str, Path]:
     return {file: path for file, path in found if path is not None}
 
 
+def has_parts(folder: Path) -> bool:
+    """Whether a sweep into it has begun and not ended."""
+    return (folder / NAME / _MANIFEST).is_file()
+
+
 class Parts:
     """The parts of the result that goes into a folder. Raises OSError where the system refuses."""
 

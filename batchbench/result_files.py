@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from batchbench.errors import ResultError
 from batchbench.schema import SCHEMA_VERSION, TABLES, arrow_schema
 
+T = TypeVar("T", pa.Table, pa.RecordBatch)
 _BATCH = 1_048_576  # rows looked at together: what a check holds in memory
 
 
@@ -44,7 +45,7 @@ class TableFiles(Mapping[str, pa.Table]):
 
     def __getitem__(self, name: str) -> pa.Table:
         with undamaged(self._folder):
-            return self._files[name].read()
+            return _sound(self._files[name].read())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -58,13 +59,13 @@ class TableFiles(Mapping[str, pa.Table]):
         wanted = list(columns or file.schema_arrow.names)
         with undamaged(self._folder):
             groups = [n for n in range(file.num_row_groups) if _may_hold(file.metadata.row_group(n).column(0), point)]
-            found = file.read_row_groups(groups, columns=list(dict.fromkeys(["point", *wanted])))
+            found = _sound(file.read_row_groups(groups, columns=list(dict.fromkeys(["point", *wanted]))))
             return found.filter(pc.equal(found["point"], point)).select(wanted)
 
     def batches(self, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """All rows of some columns, a part at a time."""
         with undamaged(self._folder):
-            yield from self._files[name].iter_batches(_BATCH, columns=list(columns))
+            yield from map(_sound, self._files[name].iter_batches(_BATCH, columns=list(columns)))
 
     def check(self) -> None:
         """Raise ResultError unless the tables speak of the same points and requests, each once, in slots that exist."""
@@ -117,6 +118,12 @@ class TableFiles(Mapping[str, pa.Table]):
 
     def _damage(self, what: str) -> ResultError:
         return ResultError(f"{self._folder}: damaged file: {what}")
+
+
+def _sound(rows: T) -> T:
+    """Rows whose text is UTF-8, and whose values are all there; Arrow reads them unseen. Raises ArrowInvalid."""
+    rows.validate(full=True)
+    return rows
 
 
 def _within(values: pa.Array, end: int) -> bool:

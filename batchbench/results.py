@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from batchbench.errors import BatchbenchError, ResultError, UsageError
 from batchbench.ledger import LEDGER, Ledger
 from batchbench.lock import FolderLock
-from batchbench.parts import Parts, located
+from batchbench.parts import Parts, has_parts, located
 from batchbench.protocol import EngineDescription, Point, RequestSpec
 from batchbench.repetitions import Finished, Measured, measured
 from batchbench.result_files import TableFiles, undamaged
@@ -314,7 +314,8 @@ def _opened(folder: Path) -> tuple[dict[str, Any], TableFiles]:
     """run.json, and the open tables of that run, lifted if they are of an older version."""
     found = located(folder, _FILES)
     if "run.json" not in found:
-        raise ResultError(f"{folder} is not a result folder: it lacks run.json")
+        begun = "; a sweep into it has not finished, and --resume goes on with it" if has_parts(folder) else ""
+        raise ResultError(f"{folder} is not a result folder: it lacks run.json{begun}")
     with undamaged(folder):
         run = json.loads(found["run.json"].read_text(encoding="utf-8"))
     version = run.get("schema_version") if isinstance(run, dict) else None

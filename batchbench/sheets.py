@@ -41,6 +41,7 @@ class Sheet:
         Console(width=1000).print(table, highlight=False, markup=False)
 
     def markdown(self) -> str:
+        """A bar in a cell is escaped: what a file says makes no column."""
         sides = tuple("---" if heading in self.words else "---:" for heading in self.headings)
         lines = [self.headings, sides, *([cell.replace("|", "\\|") for cell in row] for row in self.rows)]
         above = f"{self.title}\n\n" if self.title else ""

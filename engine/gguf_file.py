@@ -78,7 +78,9 @@ def open_gguf(path: Path) -> GgufFile:
         raise CheckpointError(f"{path}: rope_freqs.weight is not supported; use the Hugging Face folder")
     try:
         config = _config(reader, architecture, tensors)
-    except ConfigError as error:
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, OverflowError) as error:  # ConfigError; a value of another type
         raise CheckpointError(f"{path}: {error}") from None
     names = {_gguf_name(name): name for name in tensor_shapes(config)}
     shapes = {names.get(name, name): tuple(int(n) for n in reversed(t.shape)) for name, t in tensors.items()}
@@ -96,7 +98,10 @@ def _open(path: Path) -> GGUFReader:
 
 def _field(reader: GGUFReader, key: str, default: Any = None) -> Any:
     field = reader.get_field(key)
-    return default if field is None else field.contents()
+    try:
+        return default if field is None else field.contents()
+    except (ValueError, TypeError, IndexError) as error:  # no UTF-8, a type that it is not
+        raise CheckpointError(f"{reader.data.filename}: {key} is damaged: {error}") from None
 
 
 def _config(reader: GGUFReader, architecture: str, tensors: dict[str, ReaderTensor]) -> ModelConfig:

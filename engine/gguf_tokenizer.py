@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -36,15 +37,15 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     for option in ("add_bos_token", "add_eos_token"):
         if file.field(f"tokenizer.ggml.{option}", False):
             raise CheckpointError(f"{file.path}: tokenizer.ggml.{option} is not supported")
-    tokens: Sequence[str] = file.field("tokenizer.ggml.tokens", [])
-    types: Sequence[int] = file.field("tokenizer.ggml.token_type", [])
+    tokens: Sequence[str] = _list(file, "tokenizer.ggml.tokens", str)
+    types: Sequence[int] = _list(file, "tokenizer.ggml.token_type", int)
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if not tokens or len(types) != len(tokens) or len(vocabulary) != len(tokens):
         raise CheckpointError(
             f"{file.path}: damaged vocabulary: {len(tokens)} tokens, {len(vocabulary)} of them distinct, "
             f"with {len(types)} types"
         )
-    pairs = (str(merge).partition(" ") for merge in file.field("tokenizer.ggml.merges", []))
+    pairs = (merge.partition(" ") for merge in _list(file, "tokenizer.ggml.merges", str))
     merges = [(left, right) for left, _, right in pairs]
     with complaints(f"{file.path}: damaged tokenizer"):
         built = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
@@ -53,3 +54,10 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     for add, wanted in ((built.add_special_tokens, _CONTROL), (built.add_tokens, _USER_DEFINED)):
         add([AddedToken(token, normalized=False) for token, of in zip(tokens, types, strict=True) if of == wanted])
     return built
+
+
+def _list(file: GgufFile, key: str, kind: type) -> Sequence[Any]:
+    found = file.field(key, [])
+    if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
+        raise CheckpointError(f"{file.path}: {key} is damaged: no list of {kind.__name__}")
+    return found

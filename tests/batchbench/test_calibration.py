@@ -241,3 +241,8 @@ def test_the_command_writes_what_a_sweep_can_use(here):  # noqa: F811
 def test_a_calibration_is_read_without_torch():
     code = 'import sys; sys.modules["torch"] = None; import batchbench.calibration, batchbench.eviction_cost'
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_device_is_no_endless_file():
+    with pytest.raises(UsageError, match="calibration /dev/zero: more than 16777216 bytes"):
+        load_calibration("/dev/zero")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from batchbench.asking import describe
 from batchbench.cli import app
-from batchbench.commands.present import Format
+from batchbench.commands.present import Format, Sheet
 from batchbench.results import load_result
 from batchbench.scenario import Scenario
 from batchbench.schema import TABLES
@@ -102,6 +102,10 @@ def test_markdown(here):
         == "| pool | occupancy | evictions per request | recompute share | victim latency | paired latency | text |"
     )
     assert lines[6] == "| 12 blocks | 0.375 | 1.17 | 39.9% | 1.90x | 1.90x | identical |"
+
+
+def test_a_bar_in_markdown_makes_no_column():
+    assert Sheet(("a",), (("x|y",),)).markdown().splitlines()[-1] == "| x\\|y |"
 
 
 def test_one_pool_claims_no_comparison(here):

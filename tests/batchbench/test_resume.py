@@ -79,6 +79,14 @@ def test_a_complete_result_is_said_and_not_run_again(here):
     assert (here / "o/run.json").read_bytes() == before
 
 
+def test_a_reader_is_told_of_it(here, monkeypatch):
+    interrupted_after(monkeypatch, 1, here)
+    assert invoke("plot", "o").stderr == (
+        "error: o is not a result folder: it lacks run.json; a sweep into it has not finished, and --resume goes on "
+        "with it\n"
+    )
+
+
 @pytest.mark.parametrize("made", [False, True])
 def test_with_nothing_there_it_is_a_sweep(here, made):
     if made:

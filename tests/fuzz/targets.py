@@ -144,7 +144,7 @@ def _small_gguf(folder: Path) -> bytes:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list([chr(97 + n) for n in range(16)])
+    writer.add_token_list([*(chr(97 + n) for n in range(15)), "ab"])
     writer.add_token_merges(["a b"])
     writer.add_token_types([1] * 16)
     for name, shape in GGUF_NAMES.items():

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from batchbench.errors import ResultError
+from batchbench.results import load_result
+from batchbench.schema import arrow_schema
+from engine.errors import CheckpointError
+from engine.gguf_file import open_gguf
+from engine.gguf_tokenizer import gguf_tokenizer
 from tests.fuzz.fuzzing import fuzz, prepared, read
 from tests.fuzz.sandbox import Forbidden, watched
 from tests.fuzz.targets import targets
 
+ONE = (1).to_bytes(8, "little")  # length of a string in a GGUF file
 NAMES = (
     "scenario", "lengths", "prompts", "prompts-toml", "calibration", "trace", "trace-parquet", "run.json",
     "run.json-v1", "safetensors", "config.json", "tokenizer.json", "gguf", "gguf-tokenizer", "pools.parquet",
@@ -63,3 +72,55 @@ def test_what_reading_must_not_do_is_noticed(tmp_path, monkeypatch, deed, messag
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Forbidden, match=message), watched():
         deed(tmp_path)
+
+
+# ---- found by longer runs --------------------------------------------------------------------------
+
+
+def test_what_the_tokenizer_library_panics_at_is_a_damaged_checkpoint(known, tmp_path):
+    """A panic is no Exception. Here: a merge whose sum the vocabulary lacks, and a control character in that."""
+    data = known["gguf-tokenizer"].seeds[0]
+    for old, new in (
+        (b"\x02" + bytes(7) + b"ab", b"\x02" + bytes(7) + b"zz"),
+        (b"g" + ONE + b"h", b"\x07" + ONE + b"h"),
+    ):
+        assert data.count(old) == 1
+        data = data.replace(old, new)
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"model\.gguf: damaged tokenizer: "):
+        gguf_tokenizer(open_gguf(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b"g" + ONE + b"h", b"\xe3" + ONE + b"h", "tokenizer.ggml.tokens is damaged: 'utf-8' codec"),
+        (b"tokens\x09\x00\x00\x00\x08", b"tokens\x09\x00\x00\x00\x0a", "damaged"),
+        (b"llama.block_count\x04", b"llama.block_count\x05", None),
+    ],
+)
+def test_damaged_metadata_is_named(known, tmp_path, old, new, message):
+    data = known["gguf-tokenizer"].seeds[0]
+    assert data.count(old) == 1
+    (tmp_path / "model.gguf").write_bytes(data.replace(old, new))
+    if message is None:  # the same value as another integer type
+        assert open_gguf(tmp_path / "model.gguf").config.layers == 1
+        return
+    with pytest.raises(CheckpointError, match=rf"model\.gguf: .*{message}"):
+        gguf_tokenizer(open_gguf(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("name", ["pools", "requests"])
+def test_text_that_is_no_utf8_is_damage(aimed, name):
+    """Parquet holds bytes and says that they are text; Arrow believes it until they are looked at."""
+    _, place = aimed("pools.parquet")
+    column, schema = {"pools": "text_digest", "requests": "request_id"}[name], arrow_schema(name)
+    table = pq.read_table(place / f"{name}.parquet")
+    values = [value.replace(b"r", b"\xe5").replace(b"0", b"\xe5") for value in table[column].cast("binary").to_pylist()]
+    broken = pa.array(values, pa.binary()).view(pa.string())
+    at = schema.get_field_index(column)
+    pq.write_table(table.set_column(at, table.schema.field(at), broken), place / f"{name}.parquet")
+    with pytest.raises(ResultError, match="damaged file"):
+        load_result(place).rows(name)
+    with pytest.raises(ResultError, match="damaged file"):
+        load_result(place).point(name, 0)
