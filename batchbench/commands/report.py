@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,9 @@ import typer
 
 from batchbench.commands.shared import DebugOption, errors
 from batchbench.errors import BatchbenchError, UsageError
-from batchbench.results import load_result, require_writable
+from batchbench.results import Result, load_result, require_writable
 from batchbench.sheets import one_line
+from batchbench.units import show_bytes, show_count
 
 _ENDINGS = (".html", ".pdf", ".md")
 
@@ -35,30 +37,33 @@ def report(
         if out.is_dir():
             raise UsageError(f"--out {out}: is a folder")
         require_writable(out.parent)
-        results = [load_result(folder) for folder in result_folders]
-        from batchbench.report.content import report as content_of  # matplotlib takes a second to import
-
-        content, pictures = content_of(results), dict[str, bytes]()
-        if ending == ".html":
-            from batchbench.report.html import html
-
-            data = html(content).encode()
-        elif ending == ".md":
-            from batchbench.report.markdown import markdown
-
-            text, pictures = markdown(content, f"{out.stem}-figures")
-            data = text.encode()
-        else:
-            from batchbench.report.pdf import pdf
-
-            data = pdf(content)
+        data, pictures = _written([load_result(folder) for folder in result_folders], out, ending)
+        figures = out.with_name(f"{out.stem}-figures")
         try:
-            out.parent.mkdir(parents=True, exist_ok=True)
+            (figures if pictures else out.parent).mkdir(parents=True, exist_ok=True)
             for name, picture in pictures.items():
-                folder = out.with_name(f"{out.stem}-figures")
-                folder.mkdir(exist_ok=True)
-                (folder / name).write_bytes(picture)
+                (figures / name).write_bytes(picture)
             out.write_bytes(data)
         except OSError as error:
             raise BatchbenchError(f"report {out}: {error.strerror or error}") from None
-        print(one_line(f"{out}: {len(data):,} bytes"))
+        beside = f", and {show_count(len(pictures), 'figure')} in {figures}" if pictures else ""
+        print(one_line(f"{out}: {show_bytes(len(data))}{beside}"))
+
+
+def _written(results: Sequence[Result], out: Path, ending: str) -> tuple[bytes, dict[str, bytes]]:
+    """The report's file, and the pictures that go beside it by name."""
+    from batchbench.report.content import report as content_of  # matplotlib takes a second to import
+
+    content = content_of(results)
+    if ending == ".html":
+        from batchbench.report.html import html
+
+        return html(content).encode(), {}
+    if ending == ".pdf":
+        from batchbench.report.pdf import pdf
+
+        return pdf(content), {}
+    from batchbench.report.markdown import markdown
+
+    text, pictures = markdown(content, f"{out.stem}-figures")
+    return text.encode(), pictures

@@ -83,12 +83,13 @@ def pdf(report: Report) -> bytes:
             _verdict(pages, said)
         for section in chapter.sections:
             first = section.parts[0]
-            _room(pages, 22 + _height(pages, png(first)) if isinstance(first, Picture) else 40)
+            drawn = png(first) if isinstance(first, Picture) else None
+            _room(pages, 22 + _height(pages, drawn) if drawn else 40)  # a heading stays with what it is of
             pages.ln(4)
             pages.start_section(pages.fit(section.title), level=int(len(report.chapters) > 1))
             pages.write_text(section.title, 13, bold=True, after=2)
             for part in section.parts:
-                _write(pages, part)
+                _write(pages, part, drawn if part is first else None)
     return bytes(pages.output())
 
 
@@ -107,7 +108,8 @@ def _verdict(pages: _Pages, said: Statement) -> None:
     pages.ln(3)
 
 
-def _write(pages: _Pages, part: Part) -> None:
+def _write(pages: _Pages, part: Part, drawn: bytes | None = None) -> None:
+    """drawn: the part's picture, where it has been drawn already."""
     if isinstance(part, Paragraph):
         pages.write_text(part.text)
     elif isinstance(part, Facts):
@@ -121,7 +123,7 @@ def _write(pages: _Pages, part: Part) -> None:
         _table(pages, part)
     else:
         title, about = (part.title, part.description) if isinstance(part, Picture) else (LINK_TITLE, LINK_ABOUT)
-        _picture(pages, png(part), title, about)
+        _picture(pages, drawn or png(part), title, about)
         if isinstance(part, Link):
             _table(pages, part.table)
 

@@ -30,6 +30,7 @@ from batchbench.figures.sweep import pool_sweep
 from batchbench.results import Result, load_result
 from batchbench.stays import RESUME, stays_of
 from tests.batchbench.scripted import Saves, it, request, result_of
+from tests.batchbench.test_cli import invoke
 from tests.batchbench.test_tables import day34  # noqa: F401  # the fixture
 
 
@@ -454,3 +455,14 @@ def test_an_inline_picture_has_no_style_no_namespace_and_ids_of_its_own(result):
     assert len(set(ids)) == len(ids) and all(one.startswith("k-") for one in ids)
     assert set(re.findall(r"#([\w.-]+)\)", text)) <= set(ids)
     assert len(root.findall(".//rect[@class='mark']")) == len(marks) == 43
+
+
+@pytest.mark.parametrize(
+    ("asked", "ending"), [((), ".png"), (("--format", "svg"), ".svg"), (("--format", "pdf"), ".pdf")]
+)
+def test_plot_writes_the_format_that_is_asked_for(day34, tmp_path, asked, ending):  # noqa: F811
+    done = invoke("plot", str(day34), "--out", str(tmp_path / "p"), *asked)
+    assert done.exit_code == 0, done.output
+    assert {path.suffix for path in (tmp_path / "p").iterdir()} == {ending}
+    begins = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[ending]
+    assert all(path.read_bytes().startswith(begins) for path in (tmp_path / "p").iterdir())
