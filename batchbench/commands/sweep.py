@@ -91,6 +91,7 @@ def sweep(
             return
         tables = out or Path("results") / scenario.name
         figures = plots or (out / "plots" if out else Path("plots") / scenario.name)
+        require_writable(tables)
         if not no_plots:
             _require_figures(figures)
         given = {"--numerics": numerics, "--repetitions": repetitions, "--warmup": warmup}

@@ -432,7 +432,7 @@ def test_an_incomplete_run_leaves_no_result(here):  # noqa: F811
 
 def test_counts_that_differ_leave_nothing(here, monkeypatch):  # noqa: F811
     """An engine that evicts once more whenever it is built again."""
-    monkeypatch.setattr("batchbench.commands.sweep.engine_factory", lambda *_, **__: Machine({1: {"script": EVICTED}}))
+    monkeypatch.setattr("batchbench.running.engine_factory", lambda *_, **__: Machine({1: {"script": EVICTED}}))
     text = 'name = "x"\n[engine]\nslots = 1\n[workload]\nlengths = [[1, 3]]\n[sweep]\npools = [8]\n'
     (here / "x.toml").write_text(text)
     monkeypatch.setattr("batchbench.commands.prepare.build_requests", lambda *_, **__: (request("a", 3),))

@@ -120,12 +120,12 @@ def test_repetitions_go_on_pass_by_pass(here, monkeypatch):
     seen = []
 
     def counted(self, place, which, run):
-        self.writer.save_repetition(which.number, place, run)
+        self._writer.save_repetition(which.number, place, run)
         seen.append((place, which.number, run["wall_s"]))
         if len(seen) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("batchbench.commands.sweep._SaveAndShow.on_measured", counted)
+    monkeypatch.setattr("batchbench.running._Saves.on_measured", counted)
     assert invoke("sweep", path, *QUIET).exit_code == 130
     kept = list(seen)
     done = invoke("sweep", path, "--no-plots", "--out", "o", "--resume")
