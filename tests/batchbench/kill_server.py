@@ -1,9 +1,9 @@
 """A process that has imported everything, and forks sweeps to which something happens while they run.
 
-Reads a JSON object a line and answers with one. Asked: "arguments" of the command line; "after_s", seconds after which
-it gets the signal "by"; "at_event", which change of the output folder `trouble` comes before: "kill", "vanish" (the
-folder is renamed, with .gone behind its name), "full" (no file can be written any more). Answered: "signal" that ended
-it or 0, exit "code", "seconds", "events" in the file system under the folder, "stderr".
+Reads a JSON object a line and answers with one. Asked: "arguments" of the command line; "after_s", seconds after its
+begin at which it gets the signal "by"; "at_event", which change of the output folder `trouble` comes before: "kill",
+"vanish" (the folder is renamed, with .gone behind its name), "full" (no file can be written any more). Answered:
+"signal" that ended it or 0, exit "code", "seconds", "events" in the file system under the folder, "stderr".
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def watch(asked, counter):
         nonlocal seen
         if event in EVENTS and isinstance(details[0], (str, Path)) and f"{details[0]}/".startswith(f"{folder}/"):
             seen += 1
-            counter[:] = seen.to_bytes(8, "little")
+            counter[:8] = seen.to_bytes(8, "little")
             if seen == asked.get("at_event"):
                 TROUBLES[asked.get("trouble", "kill")](folder)
 
@@ -58,9 +58,10 @@ def child(asked, counter, said):
     os.dup2(said, 2)
     watch(asked, counter)
     sys.argv = ["batchbench", *asked["arguments"]]
-    code = 0
+    main, code = import_module("batchbench.__main__").main, 0
+    counter[8] = 1  # it begins
     try:
-        import_module("batchbench.__main__").main()
+        main()
     except SystemExit as error:
         code = error.code or 0
     except BaseException:
@@ -72,13 +73,15 @@ def child(asked, counter, said):
 
 def answer(asked):
     """Fork one sweep, signal it when it is time, and say what became of it."""
-    counter, (hears, says) = mmap.mmap(-1, 8), os.pipe()
+    counter, (hears, says) = mmap.mmap(-1, 9), os.pipe()
     began = time.monotonic()
     pid = os.fork()
     if pid == 0:
         child(asked, counter, says)
     os.close(says)
     if asked.get("after_s") is not None:
+        while not counter[8]:
+            time.sleep(0.001)
         time.sleep(asked["after_s"])
         os.kill(pid, asked.get("by", signal.SIGKILL))  # a zombie, if it has ended
     with open(hears, encoding="utf-8") as file:
@@ -88,7 +91,7 @@ def answer(asked):
         "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
         "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
         "seconds": time.monotonic() - began,
-        "events": int.from_bytes(counter[:], "little"),
+        "events": int.from_bytes(counter[:8], "little"),
         "stderr": stderr,
     }
 

@@ -62,7 +62,7 @@ def test_signals_end_in_one_line_at_any_moment(counted, by, code, line):
     draw, met = random.Random(by), 0
     while met < 6:
         out = counted.fresh(earlier=False)
-        done = counted.run(out, "--no-progress", by=by, after_s=draw.uniform(0.02, counted.seconds))
+        done = counted.run(out, "--no-progress", by=by, after_s=draw.uniform(0.05, counted.seconds))
         if (done["signal"], done["code"]) != (0, 0):
             assert (done["signal"], done["code"], done["stderr"]) == (0, code, line)
             met += 1
