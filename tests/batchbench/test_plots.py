@@ -407,7 +407,7 @@ def test_svg_has_its_text_as_text_in_the_one_font(result, tmp_path):
 def test_every_module_of_figures_draws_in_the_style_file():
     assert STYLE["font.family"] == ["DejaVu Sans"] and STYLE["svg.fonttype"] == "none" and STYLE["pdf.fonttype"] == 42
     drawing = [path for path in Path("batchbench").rglob("*.py") if "savefig" in path.read_text()]
-    assert len(drawing) == 5
+    assert len(drawing) == 6
     for path in drawing:
         if path.name != "inline_svg.py":  # is drawn to within the style of its page
             assert "mpl.rc_context(STYLE)" in path.read_text(), path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 pytest_plugins = ["pytester"]
 DAY34 = Path("scenarios/day34.toml").resolve()
 RESULTS = Path("results").resolve()
+CI = Path("docs/ci.md").resolve()
 
 
 @pytest.fixture
@@ -104,6 +106,13 @@ def test_an_engine_of_ones_own(suite):
         """
     )
     done.assert_outcomes(passed=1)
+
+
+def test_the_suite_in_the_docs_passes(suite, pytester):
+    (body,) = re.findall(r"```python\n(.*?)```", CI.read_text(), re.DOTALL)
+    for folder in ("scenarios", "results"):
+        (pytester.path / folder).symlink_to(RESULTS.parent / folder)
+    suite(body).assert_outcomes(passed=1)
 
 
 def test_the_plugin_costs_a_suite_nothing(suite):

@@ -435,7 +435,7 @@ def test_counts_that_differ_leave_nothing(here, monkeypatch):  # noqa: F811
     monkeypatch.setattr("batchbench.running.engine_factory", lambda *_, **__: Machine({1: {"script": EVICTED}}))
     text = 'name = "x"\n[engine]\nslots = 1\n[workload]\nlengths = [[1, 3]]\n[sweep]\npools = [8]\n'
     (here / "x.toml").write_text(text)
-    monkeypatch.setattr("batchbench.commands.prepare.build_requests", lambda *_, **__: (request("a", 3),))
+    monkeypatch.setattr("batchbench.running.build_requests", lambda *_, **__: (request("a", 3),))
     done = invoke("sweep", "x.toml", "--repetitions", "2", "--no-progress", "--out", "o")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "counts differ, so there are no timings: recomputed_tokens is" in done.stderr
