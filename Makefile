@@ -60,8 +60,12 @@ bench: .venv/installed  ## time the scheduler, the harness's share of a sweep, p
 bench-peers: .venv/installed  ## measure other engines beside this one (two hours, 8 GB under .peers/)
 	$(BIN)/python -m benchmarks.peers
 
-reference: model  ## run the committed scenarios again and replace results/ and plots/
-	for scenario in $(SCENARIOS); do $(BIN)/batchbench sweep $$scenario || exit 1; done
+reference: model  ## run the committed scenarios again, then replace results/ and plots/, and say what changed
+	for scenario in $(SCENARIOS); do \
+	  $(BIN)/batchbench sweep $$scenario --out out/reference/$$(basename $$scenario .toml) || exit 1; done
+	for name in $(patsubst scenarios/%.toml,%,$(SCENARIOS)); do \
+	  $(BIN)/batchbench gate out/reference/$$name --baseline results/$$name --update || exit 1; \
+	  mkdir -p plots/$$name && cp out/reference/$$name/plots/*.png plots/$$name/; done
 
 docs: .venv/installed  ## write the generated parts of docs/ again
 	$(BIN)/python docs/generate.py
