@@ -13,7 +13,7 @@ _SHOWN = 60  # characters of a value in a message
 
 def require_same_requests(one: Result, other: Result) -> None:
     """Raise Incomparable unless both ran the same requests, whatever their columns mean."""
-    _require(list(_differ("workload", one.run.get("workload_hash"), other.run.get("workload_hash"))))
+    _require(list(_of_requests(one, other)))
 
 
 def require_same_workload(one: Result, other: Result) -> None:
@@ -22,8 +22,20 @@ def require_same_workload(one: Result, other: Result) -> None:
 
 
 def require_same_engine(one: Result, other: Result) -> None:
-    """Raise Incomparable unless the same engine ran the same model too: what a gate wants, a comparison does not."""
-    _require([*_of_workload(one, other), *_of(one, other, "engine", ("engine", "model"))])
+    """Raise Incomparable unless the same engine ran the same model too, held to the same objectives: what a gate
+    wants, a comparison does not.
+    """
+    _require([*_of_workload(one, other), *_of(one, other, "scenario", ("slo",)), *engine_differences(one, other)])
+
+
+def engine_differences(one: Result, other: Result) -> list[str]:
+    """What of the engines differs that no gate compares across."""
+    return list(_of(one, other, "engine", ("engine", "model", "numerics")))
+
+
+def same_objectives(one: Result, other: Result) -> bool:
+    """Whether goodput means the same in both."""
+    return not list(_of(one, other, "scenario", ("slo",)))
 
 
 def machine_differences(one: Result, other: Result) -> list[str]:
@@ -36,10 +48,17 @@ def machine_differences(one: Result, other: Result) -> list[str]:
 
 def _of_workload(one: Result, other: Result) -> Iterator[str]:
     yield from _differ("schema version", one.run.get("schema_version"), other.run.get("schema_version"))
-    yield from _differ("workload", one.run.get("workload_hash"), other.run.get("workload_hash"))
+    yield from _of_requests(one, other)
     yield from _of(one, other, "scenario", ("clock",))
     if _get(one, "scenario", "clock") == "virtual":
         yield from _of(one, other, "scenario", ("virtual",))
+
+
+def _of_requests(one: Result, other: Result) -> Iterator[str]:
+    mine, theirs = one.run.get("workload_hash"), other.run.get("workload_hash")
+    if mine is None and theirs is None:
+        yield "nothing says of which workloads they are"
+    yield from _differ("workload", mine, theirs)
 
 
 def _of(one: Result, other: Result, part: str, names: Sequence[str]) -> Iterator[str]:

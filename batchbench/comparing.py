@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +12,14 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from batchbench.comparable import machine_differences, matched, require_same_workload
-from batchbench.measures import Measure, Measures, point_name
+from batchbench.comparable import (
+    machine_differences,
+    matched,
+    require_same_requests,
+    require_same_workload,
+    same_objectives,
+)
+from batchbench.measures import Measure, Measures, kind_of, point_name
 from batchbench.results import Result
 from batchbench.significance import against_baseline
 
@@ -29,6 +36,8 @@ _LOWER = ("iterations", "waste_fraction", "padded_tokens", "prefill_rows", "reco
           "straight_through_latency_iterations", "paired_latency_penalty", "worst_paired_latency_ratio",
           "share_preempted", "most_preemptions", "fragmentation", "duration_s", "engine_s", "wall_s", "copy_s",
           "swapped_tokens", "swapped_bytes", "forward_tokens")  # fmt: skip
+
+_LATENCY = re.compile(r"(ttft|itl|tpot|e2e|queue|queued|returning|rebuilding|latency|victims|preemption_latency)_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +107,19 @@ def compare(first: Result, other: Result, metrics: Sequence[str] | None = None) 
     Raises UsageError for a name that is no metric.
     """
     require_same_workload(first, other)
+    return _compared(first, other, metrics or HEADLINES)
+
+
+def _compared(first: Result, other: Result, metrics: Sequence[str]) -> Comparison:
     pairs, mine, theirs = matched(first, other)
     one, two = Measures(first), Measures(other)
     foreign = machine_differences(first, other)
+    odd = () if same_objectives(first, other) else ("goodput", "meets_slo")
     points = tuple(
         PointComparison(
             point_name(one.pools[here]),
             (here, there),
-            tuple(_change(name, one.at(name, here), two.at(name, there), foreign) for name in metrics or HEADLINES),
+            tuple(_change(n, one.at(n, here), two.at(n, there), foreign, n.startswith(odd)) for n in metrics),
             _text(one.pools[here]["text_digest"], two.pools[there]["text_digest"]),
             tuple(_latencies(first.point("requests", here), other.point("requests", there))),
             _evictions(first, other, here, there),
@@ -115,7 +129,9 @@ def compare(first: Result, other: Result, metrics: Sequence[str] | None = None) 
     return Comparison(points, tuple(map(point_name, mine)), tuple(map(point_name, theirs)))
 
 
-def _change(metric: str, one: Measure, two: Measure, foreign: Sequence[str]) -> Change:
+def _change(metric: str, one: Measure, two: Measure, foreign: Sequence[str], other_terms: bool) -> Change:
+    if other_terms:
+        return Change(metric, one.value, two.value, "unknown", "held to other objectives")
     if one.value is None or two.value is None:
         both = one.value is None and two.value is None
         return Change(metric, one.value, two.value, "unknown", one.why if both or one.value is None else two.why)
@@ -125,7 +141,7 @@ def _change(metric: str, one: Measure, two: Measure, foreign: Sequence[str]) -> 
         return Change(metric, one.value, two.value, "not shown", f"other machine: {'; '.join(foreign)}")
     if not one.samples or not two.samples:
         return Change(metric, one.value, two.value, "not shown", "measured once")
-    shown = against_baseline(two.samples, one.samples)
+    shown = against_baseline(two.samples, one.samples, upper=two.value > one.value)
     detail = f"n={len(one.samples)} and {len(two.samples)}, p={shown.p:.2g}"
     if shown.side == "unknown":
         return Change(metric, one.value, two.value, "not shown", detail)
@@ -135,7 +151,7 @@ def _change(metric: str, one: Measure, two: Measure, foreign: Sequence[str]) -> 
 def _better(metric: str, change: float) -> Verdict:
     if change == 0:
         return "equal"
-    if metric in _HIGHER or metric in _LOWER:
+    if metric in _HIGHER or metric in _LOWER or _LATENCY.match(metric):
         return "better" if (change > 0) == (metric in _HIGHER) else "worse"
     return "differs"
 
@@ -191,14 +207,23 @@ def _by_request(result: Result, place: int) -> dict[tuple[str, int], int] | None
 
 
 def changed_counters(first: Result, other: Result) -> list[tuple[str, str, Any, Any]]:
-    """(point, metric, was, is) of every metric of `pools` that was counted and changed, and of the text."""
+    """(point, what, was, is) of all that was counted at each point and changed, of texts, and of points that only one
+    of the two has. Raises Incomparable for another workload.
+    """
+    require_same_requests(first, other)
     found: list[tuple[str, str, Any, Any]] = []
-    for point in compare(first, other, Measures(first).names()).points:
+    compared = _compared(first, other, Measures(first).names())
+    for point in compared.points:
+        clock = first.rows("pools")[point.places[0]]["clock"]
         found += [
             (point.name, change.metric, change.first, change.other)
             for change in point.changes
-            if change.verdict in ("better", "worse", "differs") or (change.first is None) != (change.other is None)
+            if change.first != change.other and kind_of(change.metric, clock) == "counted"
         ]
-        if point.text == "differs":
-            found.append((point.name, "text", "one", "another"))
-    return found
+        digests = [
+            result.rows("pools")[at]["text_digest"] for result, at in zip((first, other), point.places, strict=True)
+        ]
+        if digests[0] != digests[1]:
+            found.append((point.name, "text", *(digest and digest[:12] for digest in digests)))
+    found += [(name, "point", "there", "gone") for name in compared.only_first]
+    return found + [(name, "point", "not there", "new") for name in compared.only_other]

@@ -109,7 +109,8 @@ def _xml(text: str) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return "".join(c if c.isprintable() else " " for c in escaped)
 
 
 def _property(text: str) -> str:

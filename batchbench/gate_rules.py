@@ -26,7 +26,8 @@ class Limit:
     relative: bool = False
 
     def __str__(self) -> str:
-        return f"{float(100 * self.amount):g}%" if self.relative else f"{float(self.amount):g}"
+        shown = f"{float(100 * self.amount if self.relative else self.amount):.15g}"
+        return f"{shown}%" if self.relative else shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def parse_rule(bound: Bound, text: str) -> Rule:
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=200)]

@@ -136,14 +136,17 @@ class _Gate:
         for pool in gone:
             yield Finding(rule, point_name(pool), "error", "the baseline has this point, the result does not")
 
+    def _unpaired(self, rule: str) -> Iterator[Finding]:
+        yield from self._missing(rule, self.gone)
+        for pool in self.new:
+            yield Finding(rule, point_name(pool), "error", "the baseline has no such point")
+
     # ---- everything that was counted ---------------------------------------------------------
 
     def exact(self) -> Iterator[Finding]:
         """Every counted column of every table, row by row."""
         assert self.baseline is not None
-        yield from self._missing("exact", self.gone)
-        for pool in self.new:
-            yield Finding("exact", point_name(pool), "error", "the baseline has no such point")
+        yield from self._unpaired("exact")
         for place, twin in self.pairs:
             where = point_name(self.pools[place])
             if self.pools[place]["counters"] == MAY_DIFFER and not self.allow_varying:
@@ -154,6 +157,10 @@ class _Gate:
     def _exact_at(self, where: str, place: int, twin: int) -> Finding:
         assert self.baseline is not None
         rows, differences = 0, dict[str, str]()
+        if hollow := _hollow(self.result, place, self.pools[place]) or _hollow(
+            self.baseline, twin, self.baseline.rows("pools")[twin]
+        ):
+            return Finding("exact", where, "error", hollow)
         for table in _EXACT_TABLES:
             columns = counted_columns(table, self.pools[place]["clock"])
             mine, theirs = (
@@ -171,7 +178,7 @@ class _Gate:
     def same_text(self) -> Iterator[Finding]:
         """Every token of every request."""
         assert self.baseline is not None
-        yield from self._missing("same_text", self.gone)
+        yield from self._unpaired("same_text")
         for place, twin in self.pairs:
             where = point_name(self.pools[place])
             mine = self.result.files.point("texts", place, ["request_id", "token_ids"])
@@ -184,6 +191,16 @@ class _Gate:
             yield Finding("same_text", where, "failed" if differs else "passed", detail)
 
 
+def _hollow(result: Result, place: int, pool: Any) -> str:
+    """Which table lacks what `pools` counts, in words; empty if none does."""
+    expected = {"iterations": None, "evictions": pool["preemptions"]}
+    for table, count in expected.items():
+        rows = len(result.files.point(table, place, ["iteration"]))
+        if rows == 0 if count is None else rows != count:
+            return f"the table {table} has {rows} rows, which cannot be: pools counts {count or pool['iterations']}"
+    return ""
+
+
 def _held(rule: Rule, where: str, measure: Measure, before: Measure | None, alpha: float) -> Finding:
     """The value against the limit: exactly if it was counted, by a test if it was measured."""
     assert measure.value is not None
@@ -192,13 +209,14 @@ def _held(rule: Rule, where: str, measure: Measure, before: Measure | None, alph
     upper, shown_limit = rule.bound in ("max", "max_increase"), float(allowed)
     if measure.kind == "counted" or not measure.samples:
         value = Fraction(repr(measure.value))  # shortest decimal: 0.1 is a tenth, as in the rule
+        how = "counted" if measure.kind == "counted" else "counted in the first repetition"
         kept = value == allowed if rule.bound == "equal" else value <= allowed if upper else value >= allowed
-        return Finding(str(rule), where, "passed" if kept else "failed", "counted", measure.value, shown_limit, known)
+        return Finding(str(rule), where, "passed" if kept else "failed", how, measure.value, shown_limit, known)
     if before is None:
-        shown = against_limit(measure.samples, shown_limit, alpha)
+        shown = against_limit(measure.samples, shown_limit, upper=upper, alpha=alpha)
     else:
         shifted = [float(_allowed(rule, sample)) for sample in before.samples]
-        shown = against_baseline(measure.samples, shifted, alpha)
+        shown = against_baseline(measure.samples, shifted, upper=upper, alpha=alpha)
     sides: dict[str, Verdict] = {"above": "failed" if upper else "passed", "below": "passed" if upper else "failed"}
     verdict = sides.get(shown.side, "inconclusive")
     detail = f"measured, n={len(measure.samples)}" + (f" and {len(before.samples)}" if before else "")

@@ -53,10 +53,10 @@ class Measures:
         """
         value, column = self._found(metric, place)
         kind = kind_of(metric.partition(".")[0], self.pools[place]["clock"])
-        if value is None or math.isnan(value):
-            return Measure(None, kind, column.unit, column.null_when or "it has no value")
+        if value is None or not math.isfinite(value):
+            return Measure(None, kind, column.unit, column.null_when or "it has no finite value")
         samples = self._samples(metric, place) if kind == "measured" else ()
-        return Measure(float(np.median(samples)) if samples else value, kind, column.unit, samples=samples)
+        return Measure(float(np.median(samples)) if samples else float(value), kind, column.unit, samples=samples)
 
     def names(self) -> list[str]:
         """Columns of `pools` that are metrics."""
@@ -101,7 +101,10 @@ def kind_of(column: str, clock: str) -> Kind:
 
 
 def counted_columns(table: str, clock: str) -> list[str]:
-    """Columns of a table that every run must give again, those of the point left out."""
+    """Columns of a table that every run must give again, those of the point left out; in real time, those that it may
+    count otherwise.
+    """
+    clock = "iterations" if clock == "wall" else clock
     return [
         column.name
         for column in TABLES[table]

@@ -17,12 +17,14 @@ if TYPE_CHECKING:  # loaded in every run of pytest where batchbench is installed
 class Sweep:
     """A finished sweep. Each `assert_` raises AssertionError, naming what it found, unless every point passes.
 
+    UsageError if it is asked for nothing, or for a baseline that is none. Paths are relative to the root of the tests.
+
     Limits are named by metric, as in `batchbench gate`: `assert_max(recompute_fraction=0.3)`, or, where the name is no
     identifier, `assert_max(**{"latency_iterations.p99": 80})`. pool, choices: of which points; of all if left out.
     """
 
-    def __init__(self, folder: Path, result: Result) -> None:
-        self.folder, self.result = folder, result
+    def __init__(self, folder: Path, result: Result, root: Path) -> None:
+        self.folder, self.result, self._root = folder, result, root
 
     def assert_max(self, *, pool: int | None = None, choices: str = "", **limits: float) -> None:
         """At most these."""
@@ -48,30 +50,36 @@ class Sweep:
         """Every counter of every table as in the baseline."""
         from batchbench.gate_rules import Demands
 
-        self._judge(Demands(baseline=Path(baseline), exact=True))
+        self._judge(Demands(baseline=self._root / baseline, exact=True))
 
     def assert_same_text(self, baseline: str | Path) -> None:
         """Every token as in the baseline."""
         from batchbench.gate_rules import Demands
 
-        self._judge(Demands(baseline=Path(baseline), same_text=True))
+        self._judge(Demands(baseline=self._root / baseline, same_text=True))
 
     def assert_gate(self, rules: str | Path) -> None:
         """The rules of a gate's file."""
         from batchbench.gate_rules import load_demands
 
-        self._judge(load_demands(Path(rules)))
+        self._judge(load_demands(self._root / rules))
 
     def _hold(
         self, bound: Bound, baseline: str | Path | None, pool: int | None, choices: str, limits: dict[str, Any]
     ) -> None:
+        from batchbench.errors import UsageError
         from batchbench.gate_rules import Demands, Rule, limit_of
 
+        __tracebackhide__ = True
         relative = baseline is not None
-        rules = tuple(
-            Rule(bound, metric, limit_of(limit, relative=relative), pool, choices) for metric, limit in limits.items()
-        )
-        self._judge(Demands(rules, Path(baseline) if baseline is not None else None))
+        try:
+            rules = tuple(
+                Rule(bound, metric, limit_of(limit, relative=relative), pool, choices)
+                for metric, limit in limits.items()
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        self._judge(Demands(rules, None if baseline is None else self._root / baseline))
 
     def _judge(self, demands: Demands) -> None:
         __tracebackhide__ = True
@@ -92,18 +100,21 @@ def batchbench_sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
     """`batchbench_sweep(scenario, engine="own")` -> Sweep.
 
     scenario: a file; relative, to the root of the tests. engine: "own", "schedule", or your factory: called with a pool
-    size in blocks, and what the point changes, it returns a `BenchEngine`. A scenario runs once a session with each.
+    size in blocks, and with what the point changes by name (`victim="oldest"`), it returns a `BenchEngine`. A scenario
+    runs once a session with each.
     """
-    done: dict[tuple[Path, Any], Sweep] = {}
+    done: dict[tuple[Path, Any], tuple[Any, Sweep]] = {}  # an engine of one's own by its identity, and kept alive
 
     def sweep(scenario: str | Path, engine: str | EngineFactory = "own") -> Sweep:
         from batchbench.running import run_scenario
         from batchbench.scenario import load_scenario
 
         path = (request.config.rootpath / scenario).resolve()
-        if (path, engine) not in done:
+        key = path, engine if isinstance(engine, str) else id(engine)
+        if key not in done:
             folder = tmp_path_factory.mktemp(path.stem, numbered=True)
-            done[path, engine] = Sweep(folder, run_scenario(load_scenario(path), folder, engine=engine))
-        return done[path, engine]
+            result = run_scenario(load_scenario(path), folder, engine=engine)
+            done[key] = engine, Sweep(folder, result, request.config.rootpath)
+        return done[key][1]
 
     return sweep

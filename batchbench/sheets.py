@@ -41,11 +41,15 @@ class Sheet:
         Console(width=1000).print(table, highlight=False, markup=False)
 
     def markdown(self) -> str:
-        """A bar in a cell is escaped: what a file says makes no column."""
+        """What a file says makes no column and no markup."""
         sides = tuple("---" if heading in self.words else "---:" for heading in self.headings)
-        lines = [self.headings, sides, *([cell.replace("|", "\\|") for cell in row] for row in self.rows)]
-        above = f"{self.title}\n\n" if self.title else ""
+        lines = [list(map(_plain, self.headings)), sides, *(list(map(_plain, row)) for row in self.rows)]
+        above = f"{_plain(self.title)}\n\n" if self.title else ""
         return above + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    return "".join(f"\\{c}" if c in "|<>`" else c for c in text)
 
 
 def sweep_sheet(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping[str, Any]] = ()) -> Sheet:

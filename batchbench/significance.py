@@ -1,4 +1,4 @@
-"""Whether repeated measurements show that something lies above a limit or below it; if not, what would show it."""
+"""Whether repeated measurements show that a limit is kept or broken; if neither, what would show it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 Side = Literal["below", "above", "unknown"]
 ALPHA = 0.05
-_EXACT = 16  # values of both samples up to which every rearrangement is looked at
+_POWER = 0.8  # how often the repetitions that are named would show a difference such as was seen
+_EXACT = 80  # values of both samples up to which every arrangement is counted
 _MOST = 1000  # repetitions that are still worth naming
 
 
@@ -25,22 +27,25 @@ class Shown:
     settles: str = ""
 
 
-def against_limit(values: Sequence[float], limit: float, alpha: float = ALPHA) -> Shown:
-    """One-sided sign tests of the median of `values`. A value on the limit speaks for neither side."""
-    above, below, n = sum(v > limit for v in values), sum(v < limit for v in values), len(values)
-    p_above, p_below = _sign(above, n), _sign(below, n)
-    if min(p_above, p_below) <= alpha:
-        return Shown("above" if p_above < p_below else "below", min(p_above, p_below))
+def against_limit(values: Sequence[float], limit: float, *, upper: bool, alpha: float = ALPHA) -> Shown:
+    """One-sided sign tests of the median of `values`. A value on the limit keeps it: it is "below" an upper one."""
+    n = len(values)
+    broken = sum(value > limit if upper else value < limit for value in values)
+    p_broken, p_kept = _sign(broken, n), _sign(n - broken, n)
+    kept_side, broken_side = _sides(upper)
+    p = min(p_broken, p_kept)
+    if p <= alpha:
+        return Shown(kept_side if p_kept <= p_broken else broken_side, p)
     needed = math.ceil(-math.log2(alpha))
     if n < needed:
-        return Shown("unknown", min(p_above, p_below), f"at least {needed} repetitions; there are {n}")
-    lead = abs(above - below) / n  # by the normal approximation, significant from (z / lead) ** 2 values on
-    more = max(n + 1, math.ceil((_z(alpha) / lead) ** 2)) if lead else None
-    return Shown("unknown", min(p_above, p_below), _about(more))
+        return Shown("unknown", p, f"at least {needed} repetitions; there are {n}")
+    share = max(broken, n - broken) / n
+    return Shown("unknown", p, _about(None if share == 0.5 else max(n + 1, _for_sign_test(share, alpha))))
 
 
-def against_baseline(values: Sequence[float], baseline: Sequence[float], alpha: float = ALPHA) -> Shown:
-    """One-sided rank tests (Mann and Whitney 1947) of whether `values` tend to lie above those of the baseline.
+def against_baseline(values: Sequence[float], baseline: Sequence[float], *, upper: bool, alpha: float = ALPHA) -> Shown:
+    """One-sided rank tests (Mann and Whitney 1947) of whether `values` tend to lie above those of the baseline, exact
+    for ties too; where no value breaks the limit that any of the baseline's sets, it is kept.
 
     Of too few to show anything, p is the least that they could.
     """
@@ -48,10 +53,54 @@ def against_baseline(values: Sequence[float], baseline: Sequence[float], alpha: 
     if (least := 1 / math.comb(n + m, n)) > alpha:
         needed = next(k for k in range(1, _MOST) if 1 / math.comb(2 * k, k) <= alpha)
         return Shown("unknown", least, f"at least {needed} repetitions of both; there are {n} and {m}")
-    p_above, p_below = (_rank(values, baseline, side) for side in ("greater", "less"))
-    if min(p_above, p_below) <= alpha:
-        return Shown("above" if p_above < p_below else "below", min(p_above, p_below))
-    return Shown("unknown", min(p_above, p_below), _about(_noether(values, baseline, alpha), " of both"))
+    if max(values) <= min(baseline) if upper else min(values) >= max(baseline):
+        return Shown(_sides(upper)[0], least)
+    p_above, p_below = rank_tests(values, baseline)
+    p = min(p_above, p_below)
+    if p <= alpha:
+        return Shown("above" if p_above < p_below else "below", p)
+    return Shown("unknown", p, _about(_noether(values, baseline, alpha), " of both"))
+
+
+def rank_tests(values: Sequence[float], baseline: Sequence[float]) -> tuple[float, float]:
+    """How likely, if all arrangements of both samples are, is a rank sum of `values` at least, and at most, as large.
+
+    Exact up to 80 values, by counting arrangements; beyond, the normal approximation with its correction for ties.
+    """
+    n, total = len(values), len(values) + len(baseline)
+    doubled = _doubled_ranks(np.array([*values, *baseline], dtype=np.float64))
+    seen = int(doubled[:n].sum())
+    if total <= _EXACT:
+        ways = _ways(doubled, n)
+        return float(ways[seen:].sum() / ways.sum()), float(ways[: seen + 1].sum() / ways.sum())
+    ranks = doubled / 2
+    mean, spread = n * ranks.mean(), math.sqrt(n * (total - n) / total * ranks.var(ddof=1))
+    normal = NormalDist(mean, spread or 1.0)
+    return 1 - normal.cdf(seen / 2 - 0.5), normal.cdf(seen / 2 + 0.5)
+
+
+def _doubled_ranks(pooled: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Twice the mean rank of each value among all, which is whole for ties too."""
+    ordered = np.sort(pooled)
+    first, last = np.searchsorted(ordered, pooled, "left"), np.searchsorted(ordered, pooled, "right")
+    return np.asarray(first + 1 + last, dtype=np.int64)
+
+
+def _ways(doubled: NDArray[np.int64], n: int) -> NDArray[np.float64]:
+    """In how many choices of n values their doubled ranks have which sum."""
+    largest = int(np.sort(doubled)[-n:].sum())
+    ways = np.zeros((n + 1, largest + 1))
+    ways[0, 0] = 1
+    for rank in doubled:
+        more = ways[:-1, : largest + 1 - rank].copy()
+        ways[1:, rank:] += more
+    found: NDArray[np.float64] = ways[n]
+    return found
+
+
+def _sides(upper: bool) -> tuple[Side, Side]:
+    """Where values lie that keep a limit, and those that break it."""
+    return ("below", "above") if upper else ("above", "below")
 
 
 def _sign(count: int, n: int) -> float:
@@ -59,27 +108,21 @@ def _sign(count: int, n: int) -> float:
     return float(sum(math.comb(n, k) for k in range(count, n + 1)) / 2**n)
 
 
-def _rank(values: Sequence[float], baseline: Sequence[float], side: Literal["greater", "less"]) -> float:
-    from scipy import stats  # half a second to import, and most commands test nothing
-
-    x, y = np.asarray(values, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
-    tied = len(np.unique(np.concatenate([x, y]))) < len(x) + len(y)
-    if (
-        tied and len(x) + len(y) <= _EXACT and min(len(x), len(y)) > 1
-    ):  # ties: no formula is exact, so all rearrangements
-        return float(
-            stats.mannwhitneyu(x, y, alternative=side, method=stats.PermutationMethod(n_resamples=np.inf)).pvalue
-        )
-    return float(stats.mannwhitneyu(x, y, alternative=side, method="asymptotic" if tied else "auto").pvalue)
+def _for_sign_test(share: float, alpha: float) -> int:
+    """Repetitions with which a sign test would show a side that has that share of them."""
+    return math.ceil(((_z(alpha) / 2 + _z(1 - _POWER) * math.sqrt(share * (1 - share))) / (share - 0.5)) ** 2)
 
 
 def _noether(values: Sequence[float], baseline: Sequence[float], alpha: float) -> int | None:
-    """Repetitions of both that would show such a difference four times out of five (Noether, JASA 82, 1987)."""
+    """Repetitions of both with which a rank test would show such a difference (Noether, JASA 82, 1987)."""
     wins = sum((v > b) + (v == b) / 2 for v in values for b in baseline) / (len(values) * len(baseline))
     if wins == 0.5:
         return None
-    z = _z(alpha) + _z(0.2)
-    return max(len(values), len(baseline), math.ceil(z**2 / (6 * (wins - 0.5) ** 2))) + 1
+    return max(
+        len(values) + 1,
+        len(baseline) + 1,
+        math.ceil((_z(alpha) + _z(1 - _POWER)) ** 2 / (6 * (wins - 0.5) ** 2)),
+    )
 
 
 def _z(tail: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +13,8 @@ from batchbench.commands.present import Format
 from batchbench.commands.shared import DebugOption, FormatOption, errors, show
 from batchbench.comparing import Change, Comparison, MovedEvictions, PointComparison, compare
 from batchbench.errors import UsageError
-from batchbench.results import Result, load_result, require_writable
+from batchbench.gate_formats import in_markdown
+from batchbench.results import Result, load_result
 from batchbench.sheets import Sheet, one_line
 
 _SHOWN_REQUESTS = 8
@@ -43,14 +44,14 @@ def compare_command(
     with errors(debug):
         if len(result_folders) < 2:
             raise UsageError("compare takes at least two results")
-        if figure is not None:
-            require_writable(figure.parent)
+        if figure is not None and not figure.parent.is_dir():
+            raise UsageError(f"figure {figure}: there is no folder {figure.parent}")
         results = [load_result(folder) for folder in result_folders]
         names = _names(result_folders)
         found = [compare(results[0], other, metric) for other in results[1:]]
         document = {
             "first": names[0],
-            "others": [{"name": name, **asdict(one)} for name, one in zip(names[1:], found, strict=True)],
+            "others": [{"name": name, **_document(one)} for name, one in zip(names[1:], found, strict=True)],
         }
         sheets = [
             sheet
@@ -58,7 +59,18 @@ def compare_command(
             for sheet in _sheets(names[0], name, one, show_all)
         ]
         lines = [line for name, one in zip(names[1:], found, strict=True) for line in _lines(names[0], name, one)]
-        show(document, sheets, lines + _drawn(results, names, found, figure), output_format)
+        lines += _drawn(results, names, found, figure)
+        if output_format is Format.markdown:
+            print("\n".join(f"- {in_markdown(line)}" for line in lines) + "\n")
+        show(document, sheets, lines, output_format)
+
+
+def _document(found: Comparison) -> dict[str, Any]:
+    document = asdict(found)
+    for point, told in zip(found.points, document["points"], strict=True):
+        for change, line in zip(point.changes, told["changes"], strict=True):
+            line["difference"] = change.difference
+    return document
 
 
 def _drawn(
@@ -79,7 +91,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
         names = ["/".join(parts[-length:]) for parts in paths]
         if len(set(names)) == len(set(paths)):
             break
-    return [one_line(name) for name in names]
+    again = [names[:place].count(name) for place, name in enumerate(names)]  # the same folder twice
+    return [one_line(name) + (f" ({n + 1})" if n else "") for name, n in zip(names, again, strict=True)]
 
 
 def _sheets(first: str, other: str, found: Comparison, show_all: bool) -> list[Sheet]:
@@ -150,12 +163,13 @@ def _moved(evictions: MovedEvictions) -> tuple[str, ...]:
 def _lines(first: str, other: str, found: Comparison) -> list[str]:
     changes = [change for point in found.points for change in point.changes]
     equal = sum(change.verdict == "equal" for change in changes)
-    lines = [_text_line(other, found.points), f"{other}: {equal} of {len(changes)} figures are equal"]
+    if not found.points:
+        lines = [f"{first} and {other} have no point in common"]
+    else:
+        lines = [_text_line(other, found.points), f"{other}: {equal} of {len(changes)} figures are equal"]
     for whose, points in ((first, found.only_first), (other, found.only_other)):
         if points:
             lines.append(f"only in {whose}: {'; '.join(points)}")
-    if not found.points:
-        lines.append(f"{first} and {other} have no point in common")
     return [one_line(line) for line in lines]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,13 @@ import typer
 
 from batchbench.commands.present import Format, to_json
 from batchbench.commands.shared import DebugOption, FormatOption, errors
-from batchbench.comparable import require_same_requests
+from batchbench.comparable import engine_differences, require_same_requests
+from batchbench.comparing import changed_counters
 from batchbench.errors import BatchbenchError, UsageError
 from batchbench.gate_formats import as_annotations, as_document, as_junit, as_markdown, figures_of
 from batchbench.gate_rules import BOUNDS, Demands, Rule, load_demands, parse_rule
 from batchbench.gating import EXIT_CODES, Finding, judge, verdict_of
-from batchbench.results import load_result, replace_result
+from batchbench.results import Result, load_result, replace_result
 from batchbench.sheets import Sheet, one_line
 from batchbench.significance import ALPHA
 
@@ -74,16 +76,29 @@ def gate(
         given = {"max": max, "min": min, "max_increase": max_increase, "max_decrease": max_decrease, "equal": equal}
         asked = [parse_rule(bound, text) for bound in BOUNDS for text in given[bound] or ()]
         demands = _demands(asked, rules, baseline, exact, same_text)
+        outputs = [path for path in (junit, json, markdown) if path is not None]
         if update:
+            if demands.rules or demands.exact or demands.same_text or outputs:
+                raise UsageError("--update judges nothing: it goes without rules and outputs")
             _update(result_folder, demands)
             return
-        result = load_result(result_folder)
-        before = None if demands.baseline is None else load_result(demands.baseline)
-        findings = judge(result, demands, before, alpha=alpha, allow_varying=allow_varying_counters)
-        name = str(result.run["scenario"]["name"])
-        _print(name, findings, output_format)
+        if lost := next((path for path in outputs if not path.parent.is_dir()), None):
+            raise UsageError(f"{lost}: there is no folder {lost.parent}")
+        name, findings, failed = str(result_folder), list[Finding](), None
+        try:
+            result = load_result(result_folder)
+            name = str(result.run["scenario"]["name"])
+            before = None if demands.baseline is None else load_result(demands.baseline)
+            findings = judge(result, demands, before, alpha=alpha, allow_varying=allow_varying_counters)
+            _print(name, findings, output_format)
+        except BatchbenchError as error:  # is told to machines too, or they would find what an earlier run wrote
+            failed, findings = error, [Finding("gate", "", "error", str(error))]
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            print("\n".join(as_annotations(findings)), file=sys.stderr, end="")
         _write({junit: as_junit(name, findings), json: to_json(as_document(name, findings)) + "\n",
                 markdown: as_markdown(name, findings)})  # fmt: skip
+        if failed is not None:
+            raise failed
         if code := EXIT_CODES[verdict_of(findings)]:
             raise typer.Exit(code)
 
@@ -103,27 +118,37 @@ def _demands(asked: Sequence[Rule], file: Path | None, baseline: Path | None, ex
 def _update(result_folder: Path, demands: Demands) -> None:
     if demands.baseline is None:
         raise UsageError("--update: which baseline? give --baseline")
-    from batchbench.comparing import changed_counters
-
     result, folder = load_result(result_folder), demands.baseline
-    if folder.exists():
-        if folder.samefile(result_folder):
-            raise UsageError(f"--update: {folder} is the result itself")
-        before = load_result(folder)
-        was, now = before.run["schema_version"], result.run["schema_version"]
-        if was != now:
-            require_same_requests(before, result)
-            print(
-                f"{one_line(str(folder))} was of schema version {was}, this is of {now}: its counters are not compared"
-            )
-        changes = [] if was != now else changed_counters(before, result)
-        rows = tuple(tuple(one_line(str(cell)) for cell in change) for change in changes)
-        if rows:
-            Sheet(("point", "metric", "was", "is"), rows, words=("point", "metric")).print()
-        elif was == now:
-            print("no counter of any point changed")
+    if folder.exists() and folder.samefile(result_folder):
+        raise UsageError(f"--update: {folder} is the result itself")
+    before = load_result(folder) if folder.exists() and any(folder.iterdir()) else None
+    changes = None if before is None else _changes(before, result)  # refuses another workload
     replace_result(folder, result_folder)
+    if changes:
+        Sheet(("point", "what", "was", "is"), tuple(changes), words=("point", "what")).print()
+    elif changes is not None:
+        print("nothing that is counted changed")
     print(one_line(f"{folder} is now {result_folder}, run {result.run['run_id']}"))
+
+
+def _changes(before: Result, result: Result) -> list[tuple[str, ...]]:
+    """What the baseline's reader must know: the engine, every counter, the text, points; and rows of tables."""
+    was, now = before.run["schema_version"], result.run["schema_version"]
+    if was != now:
+        require_same_requests(before, result)
+        return [("every", "schema version", str(was), f"{now}; counters are not compared")]
+    changes = [("every", difference.split(" ")[0], "", difference) for difference in engine_differences(before, result)]
+    changes += [
+        (point, what, _value(one), _value(other)) for point, what, one, other in changed_counters(before, result)
+    ]
+    if not changes:
+        findings = judge(result, Demands(exact=True), before, allow_varying=True)
+        changes += [(finding.where, "rows", "", finding.detail) for finding in findings if finding.verdict != "passed"]
+    return [tuple(map(one_line, change)) for change in changes]
+
+
+def _value(value: object) -> str:
+    return "null" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _print(name: str, findings: Sequence[Finding], output_format: Format) -> None:
@@ -145,8 +170,6 @@ def _print(name: str, findings: Sequence[Finding], output_format: Format) -> Non
         headings = ("verdict", "rule", "point", "value", "limit", "baseline", "how")
         Sheet(headings, rows, words=("verdict", "rule", "point", "how")).print()
         print("\n" + one_line(f"{name}: {verdict_of(findings)}"))
-    if os.environ.get("GITHUB_ACTIONS") == "true" and output_format is Format.table:
-        print("\n".join(as_annotations(findings)))
 
 
 def _write(outputs: dict[Path | None, str]) -> None:

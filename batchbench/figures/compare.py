@@ -26,6 +26,10 @@ def save_comparison(results: Sequence[Result], names: Sequence[str], found: Sequ
     """Write it in the format of the path's ending. Raises UsageError for one that is none."""
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"figure {path}: must end in .png, .svg or .pdf")
+    if len(results) > len(LINES):
+        raise UsageError(f"figure {path}: {len(results)} results are too many to tell apart; {len(LINES)} at most")
+    if not any(one.points for one in found):
+        raise UsageError(f"figure {path}: the results have no point in common")
     with mpl.rc_context(STYLE):
         figure = comparison(results, names, found)
         try:
@@ -49,6 +53,8 @@ def comparison(results: Sequence[Result], names: Sequence[str], found: Sequence[
             axes.set_ylim(0, 1)
         _name_points(axes, labels)
     _ratios(grid[-1], results, names, found, labels)
+    if hidden := sum(len(one.only_other) for one in found):
+        figure.supxlabel(f"{hidden} points that {names[0]} does not have are not drawn", fontsize=7)
     handles, shown = grid[0].get_legend_handles_labels()
     figure.legend(handles, shown, loc="outside lower center", ncols=min(3, len(shown)))
     figure.suptitle(f"{results[0].run['scenario']['name']}: {' and '.join(names[1:])} against {names[0]}")
@@ -60,7 +66,7 @@ def _ratios(
 ) -> None:
     """The least, the median and the greatest ratio at each point."""
     for number, (one, result, line) in enumerate(zip(found, results[1:], LINES[1:], strict=False)):
-        aside = 0.14 * (number - (len(found) - 1) / 2)
+        aside = 0.7 / max(5, len(found)) * (number - (len(found) - 1) / 2)
         for point in one.points:
             here, there = point.places
             before = results[0].point("requests", here, ["latency_iterations"])["latency_iterations"].to_numpy()

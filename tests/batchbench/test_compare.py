@@ -108,6 +108,13 @@ def test_points_that_only_one_has_are_named(pair, tmp_path):
     assert [p.name for p in found.points] == ["pool 48"]
     assert found.only_first == ("pool 32", "pool 24", "pool 16", "pool 12", "pool 8")
     assert found.only_other == ("pool 9",)
+    (tmp_path / "y.toml").write_text(DAY34.read_text().replace("[48, 32, 24, 16, 12, 8]", "[9]"))
+    assert invoke("sweep", str(tmp_path / "y.toml"), "--engine", "schedule", "--out", str(tmp_path / "y"),
+                  "--no-plots", "--no-progress").exit_code == 0  # fmt: skip
+    done = invoke("compare", "results/day34", str(tmp_path / "y"))
+    assert done.stdout.startswith("\nday34 and y have no point in common\nonly in day34: pool 48;")
+    done = invoke("compare", "results/day34", str(tmp_path / "y"), "--figure", str(tmp_path / "f.png"))
+    assert done.exit_code == 2 and "no point in common" in done.stderr
 
 
 def test_the_command(results, tmp_path):  # noqa: F811
@@ -121,7 +128,9 @@ def test_the_command(results, tmp_path):  # noqa: F811
     assert not any("equal" in line.split() and "iterations" in line.split()[2:3] for line in done.stdout.splitlines())
     document = json.loads(invoke("compare", a, b, "--format", "json").stdout)
     assert document["others"][0]["points"][4]["evictions"]["kept"] == 4
-    assert invoke("compare", a, b, "--format", "markdown").stdout.count("| pool 12 |") >= 3
+    assert document["others"][0]["points"][4]["changes"][0]["difference"] == 8
+    markdown = invoke("compare", a, b, "--format", "markdown").stdout
+    assert markdown.count("| pool 12 |") >= 3 and markdown.startswith("- b: not all texts were computed")
     assert "equal" in invoke("compare", a, b, "--all").stdout
 
 
@@ -132,7 +141,8 @@ def test_the_command(results, tmp_path):  # noqa: F811
         (("a", "nowhere"), 2, "not a result folder"),
         (("a", "b", "--metric", "nothing"), 2, "is no metric"),
         (("a", "b", "--figure", "x.exe"), 2, "must end in"),
-        (("a", "b", "--figure", "/dev/null/x.png"), 2, "/dev/null"),
+        (("a", "b", "--figure", "/dev/null/x.png"), 2, "no folder"),
+        (("a",) * 10 + ("--figure", "x.png"), 2, "too many to tell apart"),
         (("a", "../../../../../results/watermark"), 5, "workload"),
     ],
 )
@@ -142,6 +152,31 @@ def test_wrong_questions(results, tmp_path, monkeypatch, arguments, code, messag
     arguments = [str(watermark) if name.endswith("watermark") else name for name in arguments]
     done = invoke("compare", *arguments)
     assert done.exit_code == code and message in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_names_of_folders_make_no_markup(results, tmp_path):  # noqa: F811
+    (tmp_path / "a|b<b>`x`").symlink_to(results / "b")
+    done = invoke("compare", str(results / "a"), str(tmp_path / "a|b<b>`x`"), "--format", "markdown")
+    (head, rule) = [line for line in done.stdout.splitlines() if line.startswith("| point | metric |")
+                    or line.startswith("| --- | --- |")][:2]  # fmt: skip
+    assert len(head.replace("\\|", "").split("|")) == len(rule.split("|")) and "<b>" not in done.stdout.replace(
+        "\\<", ""
+    )
+
+
+def test_waiting_longer_is_worse(pair):
+    for metric in ("ttft_p99_iterations", "latency_iterations.p99", "preemption_latency_penalty"):
+        verdicts = {change.verdict for point in compare(*pair, [metric]).points for change in point.changes}
+        assert "differs" not in verdicts and "worse" in verdicts
+
+
+def test_goodput_under_other_objectives_is_not_compared(tmp_path):
+    one = measured_result(tmp_path / "a", [1.0])
+    other = measured_result(
+        tmp_path / "b", [1.0], run={"scenario": {"name": "x", "clock": "iterations", "slo": {"e2e_s": 1}}}
+    )
+    (point,) = compare(one, other, ["goodput_fraction", "iterations"]).points
+    assert [(c.verdict, c.detail) for c in point.changes] == [("unknown", "held to other objectives"), ("equal", "")]
 
 
 def test_a_metric_by_name(pair):

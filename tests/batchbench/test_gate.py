@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from batchbench import Eviction
 from batchbench.errors import UsageError
@@ -26,7 +25,7 @@ from batchbench.measures import Measures, counted_columns, kind_of
 from batchbench.repetitions import measured
 from batchbench.results import load_result
 from batchbench.schema import TABLES
-from batchbench.significance import against_baseline, against_limit
+from batchbench.significance import against_baseline, against_limit, rank_tests
 from tests.batchbench.scripted import Saves, it, play, request
 from tests.batchbench.test_cli import DAY34, invoke, scenario
 
@@ -144,6 +143,10 @@ def test_rules_from_a_file(tmp_path):
         ("[[rules]]\nmetric = 'x'\nmax = nan", "rules.0.max"),
         ("[[rules]]\nmetric = 'x'\nmax_increase = '-5%'", "negative"),
         ("[[rules]]\nmetric = 'x'\nequal = false", "rules.0.equal"),
+        ("[[rules]]\nmetric = 'x'\nmax = true", "rules.0.max"),
+        ("[[rules]]\nmetric = 'x'\nmax = '0.4'", "rules.0.max"),
+        ("[[rules]]\nmetric = 'x'\nmax = 1\npool = 12.0", "rules.0.pool"),
+        ("exact = 1", "exact"),
         ("rules = [", "gate file"),
     ],
 )
@@ -320,6 +323,9 @@ def test_a_point_that_only_one_result_has_is_an_error(results, day34, tmp_path):
         ({"engine": {"engine": "vllm", "model": "m", "device": "cpu"}}, "engine.engine vllm against scripted"),
         ({"engine": {"engine": "scripted", "model": "n", "device": "cpu"}}, "engine.model n against m"),
         ({"scenario": {"name": "x", "clock": "wall"}}, "scenario.clock wall against iterations"),
+        ({"scenario": {"name": "x", "clock": "iterations", "slo": {"ttft_s": 5.0}}}, "scenario.slo"),
+        ({"engine": RUN["engine"] | {"numerics": "fast"}}, "engine.numerics fast against None"),
+        ({"workload_hash": None}, "workload None against w"),
     ],
 )
 def test_other_workloads_engines_and_clocks_are_incomparable(tmp_path, change, named):
@@ -351,18 +357,22 @@ def test_which_columns_are_measured():
     assert kind_of("preemptions", "iterations") == "counted" and kind_of("preemptions", "wall") == "measured"
     for table in TABLES:
         assert not any(name.endswith("_s") for name in counted_columns(table, "iterations"))
-        assert counted_columns(table, "wall") == []
+        assert counted_columns(table, "wall") == counted_columns(table, "iterations") != []
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=12), st.floats(0, 10))
 def test_against_a_limit_is_the_sign_test(values, limit):
-    shown = against_limit(values, limit)
-    above, below = (sum(v > limit for v in values), sum(v < limit for v in values))
-    p_above = stats.binomtest(above, len(values), alternative="greater").pvalue if above else 1.0
-    p_below = stats.binomtest(below, len(values), alternative="greater").pvalue if below else 1.0
-    assert math.isclose(shown.p, min(p_above, p_below))  # another order of summation
-    want = "above" if p_above <= 0.05 else "below" if p_below <= 0.05 else "unknown"
-    assert shown.side == want and bool(shown.settles) == (want == "unknown")
+    """Of all ways in which fair coins fall, those that are as extreme. What lies on the limit keeps it."""
+    for upper in (True, False):
+        shown = against_limit(values, limit, upper=upper)
+        broken = sum(v > limit if upper else v < limit for v in values)
+        heads = [bin(coins).count("1") for coins in range(2 ** len(values))]
+        p_broken = sum(n >= broken for n in heads) / len(heads)
+        p_kept = sum(n >= len(values) - broken for n in heads) / len(heads)
+        assert shown.p == min(p_broken, p_kept)
+        kept, not_kept = ("below", "above") if upper else ("above", "below")
+        assert shown.side == ("unknown" if shown.p > 0.05 else kept if p_kept < p_broken else not_kept)
+        assert bool(shown.settles) == (shown.side == "unknown")
 
 
 @settings(deadline=None)  # looking at every rearrangement takes its time
@@ -371,7 +381,7 @@ def test_against_a_baseline_counts_every_rearrangement(values, baseline):
     """With ties too: the share of all ways to split the values in which the rank sum is as large."""
     from itertools import combinations
 
-    shown = against_baseline(values, baseline)
+    shown = against_baseline(values, baseline, upper=True)
     pooled = values + baseline
 
     def wins(chosen):
@@ -382,10 +392,40 @@ def test_against_a_baseline_counts_every_rearrangement(values, baseline):
     splits = [wins(set(chosen)) for chosen in combinations(range(len(pooled)), len(values))]
     seen = wins(set(range(len(values))))
     p_above, p_below = (sum(w >= seen for w in splits), sum(w <= seen for w in splits))
-    least = 1 if len(splits) < 20 else min(p_above, p_below)
+    least = 1 if len(splits) < 20 or max(values) <= min(baseline) else min(p_above, p_below)
     assert math.isclose(shown.p, least / len(splits))  # a quotient of other floats
-    want = "unknown" if shown.p > 0.05 else "above" if p_above < p_below else "below"
+    kept = max(values) <= min(baseline)
+    want = "unknown" if shown.p > 0.05 else "above" if p_above < p_below and not kept else "below"
     assert shown.side == want
+
+
+@pytest.mark.parametrize(
+    ("values", "baseline", "p"),
+    [
+        ([7] * 7 + [8] * 3, [7] * 10, math.comb(17, 7) / math.comb(20, 10)),  # as many ways to pick all three eights
+        ([7] * 16 + [8] * 4, [7] * 20, math.comb(36, 16) / math.comb(40, 20)),
+        ([3, 1, 4, 1, 5], [9, 2, 6, 5, 3], None),
+    ],
+)
+def test_ties_are_counted_not_approximated(values, baseline, p):
+    above, below = rank_tests(values, baseline)
+    assert p is None or math.isclose(above, p)  # sums of floats
+    mirrored = rank_tests(baseline, values)
+    assert math.isclose(above, mirrored[1]) and math.isclose(below, mirrored[0])
+
+
+def test_many_repetitions_are_approximated_closely(monkeypatch):
+    """At the border the count of all arrangements and the normal approximation agree to a hundredth."""
+    import random
+
+    draw = random.Random(1)
+    for _ in range(20):
+        values, baseline = ([round(draw.gauss(shift, 1), 1) for _ in range(40)] for shift in (0.2, 0))
+        exact = rank_tests(values, baseline)
+        with monkeypatch.context() as patch:
+            patch.setattr("batchbench.significance._EXACT", 10)
+            near = rank_tests(values, baseline)
+        assert all(abs(a - b) < 0.01 for a, b in zip(exact, near, strict=True))
 
 
 def test_repetitions_that_show_it_and_that_do_not(tmp_path):
@@ -441,9 +481,15 @@ def test_counters_of_real_time_are_refused_unless_told_otherwise(tmp_path):
     assert found.verdict == "error" and "--allow-varying-counters" in found.detail
     (found,) = hold(wall, "max", "preemptions=3", allow_varying=True)
     assert found.verdict == "passed" and found.detail.startswith("measured, n=5")
-    assert verdicts(wall, "max", "requests_preempted=3", allow_varying=True) == ["passed"]
+    assert verdicts(wall, "max", "preemptions=1", allow_varying=True) == ["passed"], "on the limit is within it"
+    assert verdicts(wall, "max_increase", "preemptions=0", wall, allow_varying=True) == ["passed"]
+    assert verdicts(wall, "max_decrease", "preemptions=0", wall, allow_varying=True) == ["passed"]
+    (found,) = hold(wall, "max", "requests_preempted=3", allow_varying=True)
+    assert (found.verdict, found.detail) == ("passed", "counted in the first repetition")
     assert verdicts(wall, "max", "engine_s=3") == ["passed"], "times are tested as under any clock"
     assert [f.verdict for f in judge(wall, Demands(exact=True), wall)] == ["error"]
+    again = measured_result(tmp_path / "b", [2.0] * 3, clock="wall", preemptions=1)
+    assert [f.verdict for f in judge(again, Demands(exact=True), wall, allow_varying=True)] == ["passed"]
 
 
 # ---- outputs -----------------------------------------------------------------------------------
@@ -464,7 +510,7 @@ def test_junit_is_xml_whatever_the_names(day34):
 
 def test_annotations_are_one_line_each_and_cannot_command():
     (line,) = as_annotations([Finding(HOSTILE, HOSTILE, "failed", HOSTILE), Finding("a", "b", "passed", "")])
-    assert "\n" not in line and line.startswith("::error title=batchbench gate%3A failed::") and "%0A" in line
+    assert line.startswith("::error title=batchbench gate%3A failed::") and "%0A" in line and line.isprintable()
 
 
 def test_markdown_cells_stay_cells():
@@ -476,6 +522,8 @@ def test_markdown_cells_stay_cells():
 
 
 def test_numbers_that_differ_look_different():
+    assert str(parse_rule("max", "forward_tokens=1234567")) == "forward_tokens <= 1234567"
+    assert str(parse_rule("max", "recompute_fraction=0.3992537")) == "recompute_fraction <= 0.3992537"
     share = 107 / 268
     assert figures_of(Finding("r", "", "failed", "", share, 0.399254)) == ("0.3992537", "0.399254", "")
     assert figures_of(Finding("r", "", "failed", "", 7.0, 6.0, 6.0)) == ("7", "6", "6")
@@ -489,7 +537,7 @@ def test_the_command_says_the_same_in_every_form(results, tmp_path, monkeypatch)
     done = invoke("gate", str(results / "a"), "--max", "preemptions=5", "--min", "occupancy=0.1", "--junit", files[0],
                   "--json", files[1], "--markdown", files[2])  # fmt: skip
     assert done.exit_code == 3
-    assert done.stdout.count("FAILED") == 2 and done.stdout.count("::error ") == 2
+    assert done.stdout.count("FAILED") == 2 and done.stderr.count("::error ") == 2
     document = json.loads(Path(files[1]).read_text())
     assert (document["verdict"], document["exit_code"], len(document["findings"])) == ("failed", 3, 12)
     assert Path(files[2]).read_text().count("**failed**") == 2
@@ -520,7 +568,43 @@ def test_a_wrong_question_is_one_line_and_exit_2(results, arguments, message):
 
 def test_an_output_that_cannot_be_written_is_no_pass(results, tmp_path):
     done = invoke("gate", str(results / "a"), "--max", "preemptions=99", "--junit", str(tmp_path / "no" / "j.xml"))
-    assert done.exit_code == 1 and "No such file" in done.stderr
+    assert done.exit_code == 2 and "there is no folder" in done.stderr and done.stdout == ""
+    done = invoke("gate", str(results / "a"), "--max", "preemptions=99", "--junit", str(tmp_path))
+    assert done.exit_code == 1 and "Is a directory" in done.stderr
+
+
+def test_machines_are_told_of_what_could_not_be_judged(results, tmp_path, monkeypatch):
+    """Or they would read what an earlier run wrote."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    (tmp_path / "j.xml").write_text("an earlier pass")
+    done = invoke("gate", str(results / "a"), "--exact", "--baseline", "nowhere", "--junit", str(tmp_path / "j.xml"))
+    assert done.exit_code == 2 and done.stderr.startswith("::error title=batchbench gate%3A error::gate: ")
+    (case,) = ElementTree.parse(tmp_path / "j.xml").getroot()
+    assert "nowhere is not a result folder" in case.find("error").get("message")
+
+
+@pytest.mark.parametrize("form", ["table", "json", "markdown"])
+def test_annotations_come_with_every_form(results, monkeypatch, form):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = invoke("gate", str(results / "a"), "--max", "preemptions=7", "--format", form)
+    assert done.exit_code == 3 and done.stderr.count("::error ") == 1 and "::error" not in done.stdout
+
+
+def test_a_table_that_lost_its_rows_is_no_pass(results, day34, tmp_path):
+    for table in ("evictions", "iterations"):
+        shutil.copytree(results / "a", tmp_path / table)
+        file = tmp_path / table / f"{table}.parquet"
+        pq.write_table(pq.read_table(file).slice(0, 0), file)
+        hollow = load_result(tmp_path / table)
+        for pair in ((hollow, hollow), (hollow, day34), (day34, hollow)):
+            found = judge(pair[0], Demands(exact=True), pair[1])
+            assert "error" in {f.verdict for f in found} and f"the table {table} has 0 rows" in str(found)
+
+
+def test_a_yes_or_no_is_a_number(results):
+    for rule in ("prefix_cache@:prefix_cache off=0", "prefix_cache=0@:prefix_cache off"):
+        done = invoke("gate", "results/prefix_cache", "--max", rule)
+        assert done.exit_code == 0 and done.stdout.count("passed") == 4, done.output
 
 
 # ---- baselines that change on purpose ----------------------------------------------------------
@@ -530,15 +614,29 @@ def test_update_replaces_the_baseline_and_says_what_changed(results, tmp_path):
     shutil.copytree(results / "a", tmp_path / "base")
     new, base = str(results / "b"), str(tmp_path / "base")
     assert invoke("gate", new, "--exact", "--baseline", base).exit_code == 3
+    for more in (("--max", "preemptions=1"), ("--exact",), ("--junit", str(tmp_path / "j.xml"))):
+        assert "judges nothing" in invoke("gate", new, "--baseline", base, "--update", *more).stderr
     done = invoke("gate", new, "--baseline", base, "--update")
     assert done.exit_code == 0, done.output
     assert ["pool", "12", "preemptions", "7", "5"] in [line.split() for line in done.stdout.splitlines()]
     assert f"{base} is now {new}" in done.stdout
     assert invoke("gate", new, "--exact", "--baseline", base).exit_code == 0
     again = invoke("gate", new, "--baseline", base, "--update")
-    assert again.exit_code == 0 and "no counter of any point changed" in again.stdout
+    assert again.exit_code == 0 and "nothing that is counted changed" in again.stdout
     assert invoke("gate", new, "--baseline", str(tmp_path / "fresh"), "--update").exit_code == 0
     assert invoke("gate", new, "--exact", "--baseline", str(tmp_path / "fresh")).exit_code == 0
+
+
+def test_update_names_points_engines_and_texts_that_go(results, tmp_path):
+    (tmp_path / "z.toml").write_text(DAY34.read_text().replace("[48, 32, 24, 16, 12, 8]", "[48, 9]"))
+    assert invoke("sweep", str(tmp_path / "z.toml"), "--engine", "schedule", "--out", str(tmp_path / "z"),
+                  "--no-plots", "--no-progress").exit_code == 0  # fmt: skip
+    shutil.copytree("results/day34", tmp_path / "base")
+    said = [line.split() for line in invoke("gate", str(tmp_path / "z"), "--baseline", str(tmp_path / "base"),
+                                            "--update").stdout.splitlines()]  # fmt: skip
+    assert ["pool", "12", "point", "there", "gone"] in said and ["pool", "9", "point", "not", "there", "new"] in said
+    assert any(line[:3] == ["every", "engine.engine", "engine.engine"] for line in said)
+    assert any(line[:3] == ["pool", "48", "text"] and line[-1] == "null" for line in said)
 
 
 def test_update_touches_nothing_but_a_result_of_the_same_workload(results, tmp_path):
