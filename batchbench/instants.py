@@ -28,9 +28,10 @@ class Instants:
     def __init__(self, result: Result, point: int, unit: TimeUnit | None = None) -> None:
         columns = ["iteration", "step_s"]
         frame = result.point("iterations", point, columns)
-        timed = bool(frame["step_s"].notna().all())
+        arrivals = result.point("requests", point, ["arrival_s"])["arrival_s"]  # older results do not have them
+        timed = bool(frame["step_s"].notna().all() and arrivals.notna().all())
         if unit == "s" and not timed:
-            raise UsageError(f"point {point} has no seconds: a schedule on the clock of iterations takes no time")
+            raise UsageError(f"point {point} does not say when its iterations began, in seconds")
         self.unit: TimeUnit = unit or ("s" if timed else "iterations")
         self.iterations: Ints = frame["iteration"].to_numpy(dtype=np.int64)
         if not len(frame) or self.iterations[0] < 0 or (np.diff(self.iterations) <= 0).any():

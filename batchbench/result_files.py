@@ -36,7 +36,7 @@ class TableFiles(Mapping[str, pa.Table]):
     """
 
     def __init__(self, folder: Path, sources: Mapping[str, Any], run_id: str) -> None:
-        self._folder = folder
+        self.folder = folder
         with undamaged(folder):
             self._files = {name: pq.ParquetFile(source) for name, source in sources.items()}
         for name, file in self._files.items():
@@ -44,7 +44,7 @@ class TableFiles(Mapping[str, pa.Table]):
                 raise ResultError(f"{folder}: {name}.parquet is from another run than run.json")
 
     def __getitem__(self, name: str) -> pa.Table:
-        with undamaged(self._folder):
+        with undamaged(self.folder):
             return _sound(self._files[name].read())
 
     def __iter__(self) -> Iterator[str]:
@@ -57,14 +57,14 @@ class TableFiles(Mapping[str, pa.Table]):
         """The rows of one point, in the file's order; of the row groups that have any, only those columns."""
         file = self._files[name]
         wanted = list(columns or file.schema_arrow.names)
-        with undamaged(self._folder):
+        with undamaged(self.folder):
             groups = [n for n in range(file.num_row_groups) if _may_hold(file.metadata.row_group(n).column(0), point)]
             found = _sound(file.read_row_groups(groups, columns=list(dict.fromkeys(["point", *wanted]))))
             return found.filter(pc.equal(found["point"], point)).select(wanted)
 
     def batches(self, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """All rows of some columns, a part at a time."""
-        with undamaged(self._folder):
+        with undamaged(self.folder):
             yield from map(_sound, self._files[name].iter_batches(_BATCH, columns=list(columns)))
 
     def check(self) -> None:
@@ -72,7 +72,7 @@ class TableFiles(Mapping[str, pa.Table]):
         for name, file in self._files.items():
             if not file.schema_arrow.equals(arrow_schema(name)):
                 raise ResultError(
-                    f"{self._folder}: {name}.parquet has other columns than schema version {SCHEMA_VERSION}"
+                    f"{self.folder}: {name}.parquet has other columns than schema version {SCHEMA_VERSION}"
                 )
         points, slots = self._check_pools()
         ids = self._check_requests(points)
@@ -87,6 +87,9 @@ class TableFiles(Mapping[str, pa.Table]):
         keys = set(zip(*(pools[c].to_pylist() for c in ("pool_blocks", "choices")), strict=True))
         if not points or points != list(range(len(points))) or len(keys) < len(points) or min(keys)[0] < 1:
             raise self._damage("pools.parquet has no points, or one twice, or one of no blocks")
+        for name, column in zip(pools.column_names, pools.columns, strict=True):
+            if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
+                raise self._damage(f"pools.parquet has a {name} that is no number")
         return len(points), pc.max(pools["slots"]).as_py()
 
     def _check_requests(self, points: int) -> pa.Array:
@@ -117,7 +120,7 @@ class TableFiles(Mapping[str, pa.Table]):
                 raise self._damage(f"{name}.parquet has a slot outside the {slots} there are")
 
     def _damage(self, what: str) -> ResultError:
-        return ResultError(f"{self._folder}: damaged file: {what}")
+        return ResultError(f"{self.folder}: damaged file: {what}")
 
 
 def _sound(rows: T) -> T:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -41,13 +42,24 @@ def report(
         figures = out.with_name(f"{out.stem}-figures")
         try:
             (figures if pictures else out.parent).mkdir(parents=True, exist_ok=True)
-            for name, picture in pictures.items():
-                (figures / name).write_bytes(picture)
-            out.write_bytes(data)
+            _replace({**{figures / name: picture for name, picture in pictures.items()}, out: data})
         except OSError as error:
             raise BatchbenchError(f"report {out}: {error.strerror or error}") from None
         beside = f", and {show_count(len(pictures), 'figure')} in {figures}" if pictures else ""
         print(one_line(f"{out}: {show_bytes(len(data))}{beside}"))
+
+
+def _replace(files: Mapping[Path, bytes]) -> None:
+    """Write all beside their places, then put them there: an earlier report stays whole if one cannot be written."""
+    begun = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
+    try:
+        for path, data in files.items():
+            begun[path].write_bytes(data)
+        for path, unfinished in begun.items():
+            os.replace(unfinished, path)
+    finally:
+        for unfinished in begun.values():
+            unfinished.unlink(missing_ok=True)
 
 
 def _written(results: Sequence[Result], out: Path, ending: str) -> tuple[bytes, dict[str, bytes]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import matplotlib as mpl
@@ -71,7 +72,8 @@ def _each_stay(result: Result, point: int, stays: Stays) -> Figure:
     axes.grid(axis="y", visible=False)
     _legend(figure, stays, "X" if few else "|", widened=end > 300)
     unused = f" ({slots - used} of {slots} slots never used)" if used < slots else ""
-    axes.set_title(f"{title(result)}: slots over time, {point_name(result, point)}{unused}", wrap=True)
+    heading = f"{title(result)}: slots over time, {point_name(result, point)}{unused}"
+    axes.set_title(textwrap.fill(heading, 100))  # matplotlib's own wrapping takes dollars for mathematics
     return figure
 
 

@@ -58,12 +58,20 @@ _NUMBER = re.compile(r"([-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)(?: ?(us|ms|s)\b)?")
 
 def report(results: Sequence[Result]) -> Report:
     """One chapter for each result; of several, a table in front that sets them side by side if they may be."""
-    names = [escaped(result.run["scenario"]["name"]) for result in results]
+    names = _names(results)
     title = f"{names[0]}: what a smaller KV pool costs" if len(names) == 1 else "Results side by side"
     versions = {str(_inside(result.run, "versions").get("kv-batchbench", "unknown")) for result in results}
     subtitle = f"batchbench {', '.join(map(escaped, sorted(versions)))}: " + ", ".join(dict.fromkeys(names))
     chapters = tuple(_chapter(result, name) for result, name in zip(results, names, strict=True))
     return Report(title, subtitle, tuple(_opening(results, names)) if len(results) > 1 else (), chapters)
+
+
+def _names(results: Sequence[Result]) -> list[str]:
+    """Their scenarios; and, of those that share one, what tells them apart: the folders that they were read from."""
+    names = [escaped(result.run["scenario"]["name"]) for result in results]
+    shared = {name for name in names if names.count(name) > 1}
+    folders = [escaped(str(result.files.folder)) for result in results]
+    return [f"{name} ({where})" if name in shared else name for name, where in zip(names, folders, strict=True)]
 
 
 def _opening(results: Sequence[Result], names: Sequence[str]) -> Sequence[Part]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from batchbench.report.document import Facts, Paragraph, Part, Section, Table, table, words
 from batchbench.results import Result
-from batchbench.schema import MAY_DIFFER, TABLES
+from batchbench.schema import MAY_DIFFER, SCHEMA_VERSION, TABLES
 from batchbench.sheets import shown
 from batchbench.units import show_count
 
@@ -74,6 +74,12 @@ def _repetition(value: Any) -> str:
 def _missing(result: Result) -> Table | None:
     """By reason: which columns are null, in all rows of their table or in some."""
     reasons: dict[str, list[str]] = {}
+    version = result.run.get("schema_version")
+    older = (
+        ""
+        if version == SCHEMA_VERSION
+        else f"the result is of schema version {version}, or for the column's own reason"
+    )
     for name, columns in TABLES.items():
         nullable = [column for column in columns if column.null_when]
         rows, nulls = 0, dict.fromkeys((column.name for column in nullable), 0)
@@ -83,6 +89,9 @@ def _missing(result: Result) -> Table | None:
                 nulls[column.name] += batch[column.name].null_count
         for column in nullable:
             if count := nulls[column.name]:
+                if older and count == rows:
+                    reasons.setdefault(older, []).append(f"{name}.{column.name}")
+                    continue
                 share = "" if count == rows else f" ({count:,} of {rows:,} rows)"
                 reasons.setdefault(column.null_when.replace("`", ""), []).append(f"{name}.{column.name}{share}")
     if not reasons:

@@ -22,13 +22,18 @@ def reproduce(result: Result) -> Section:
     parts: list[Part] = [Paragraph(_revision(run))]
     name = scenario_file(run)
     if arguments := _arguments(run):
-        parts.append(Paragraph("The command that made this result, but for its folders:"))
+        parts.append(
+            Paragraph(
+                f"Save the scenario below as {escaped(name)}. The command that made this result, but for its folders:"
+            )
+        )
     else:
         arguments = ["sweep", name, *_derived(run)]
         parts.append(
             Paragraph(
-                "This result is of a version that did not keep its command. This one is derived from what it says; "
-                "options that leave no trace, such as --audit, are not known:"
+                f"Save the scenario below as {escaped(name)}. This result is of a version that did not keep its "
+                "command; this one is derived from what it says, and options that leave no trace, such as --audit, are "
+                "not known:"
             )
         )
     parts.append(Code("Command", f"batchbench {shlex.join(map(escaped, arguments))} --out out/again", "sh"))

@@ -336,7 +336,7 @@ def test_a_result_that_knows_little_of_itself_has_a_report(tmp_path):
 def test_results_of_one_workload_are_set_side_by_side_and_others_are_not(day34):
     (table,) = report([day34, day34]).opening
     assert table.headings[0] == "result"
-    assert [row[0].text for row in table.rows] == ["1. day34"] * 6 + ["2. day34"] * 6
+    assert [row[0].text for row in table.rows] == ["1. day34 (results/day34)"] * 6 + ["2. day34 (results/day34)"] * 6
     (refused,) = report([day34, load_result("results/swap")]).opening
     assert "different workloads" in refused.text
 
@@ -521,3 +521,45 @@ def test_pages_of_other_clocks_and_of_many_choices_hold_together(name, tmp_path)
     found = Page((tmp_path / "r.html").read_text())
     assert found.open == []
     assert len(found.all("svg")) >= 7
+
+
+def test_an_earlier_report_stays_whole_if_the_new_one_cannot_be_written(tmp_path, monkeypatch):
+    assert invoke("report", "results/day34", "-o", str(tmp_path / "r.md")).exit_code == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    write, written = Path.write_bytes, []
+
+    def full(self, data):
+        written.append(self)
+        if len(written) == 3:
+            write(self, data[:100])
+            raise OSError(28, "No space left on device")
+        return write(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    done = invoke("report", "results/swap", "-o", str(tmp_path / "r.md"))
+    assert done.exit_code == 1 and done.stderr.endswith("No space left on device\n")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_two_results_of_one_scenario_are_told_apart_by_their_folders(tmp_path):
+    shutil.copytree("results/day34", tmp_path / "after")
+    done = invoke("report", "results/day34", str(tmp_path / "after"), "-o", str(tmp_path / "r.md"))
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "r.md").read_text().replace("\\", "")
+    assert "1. day34 (results/day34)" in text and f"2. day34 ({tmp_path}/after)" in text
+
+
+def test_a_null_of_an_older_result_is_its_version(tmp_path):
+    assert invoke("report", "tests/results/v1", "-o", str(tmp_path / "r.md")).exit_code == 0
+    text = (tmp_path / "r.md").read_text()
+    (line,) = [line for line in text.splitlines() if "of schema version 1" in line]
+    assert "pools.duration" in line.replace("\\", "") and "requests.arrival" in line.replace("\\", "")
+
+
+def test_dollars_are_text(tmp_path):
+    """Two of them in a title were taken for mathematics where it was wrapped."""
+    folder = tmp_path / "r"
+    shutil.copytree("results/day34", folder)
+    for name in TABLES:
+        rewrite(folder, name, lambda rows: [row | {"choices": "cost $5 \\x $"} for row in rows])
+    assert invoke("report", str(folder), "-o", str(tmp_path / "r.html")).exit_code == 0

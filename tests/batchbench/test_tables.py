@@ -341,3 +341,10 @@ def test_a_folder_that_vanishes_is_one_error(tmp_path):
         writer.open_point(Point(4), about)
     with pytest.raises(BatchbenchError, match="output folder .*o: .*No such file or directory"):
         writer.join([], {})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_figure_that_is_no_number_is_damage(folder, value):
+    rewrite(folder, "pools", lambda rows: [row | {"occupancy": value} for row in rows])
+    with pytest.raises(ResultError, match=r"pools\.parquet has a occupancy that is no number"):
+        load_result(folder)

@@ -248,7 +248,7 @@ def test_seconds_are_the_clocks(result):
 
 def test_a_schedule_without_seconds_is_in_iterations(schedule):
     assert drawn(schedule, 0)["otherData"]["time"] == "iterations"
-    with pytest.raises(UsageError, match="point 0 has no seconds"):
+    with pytest.raises(UsageError, match="point 0 does not say when its iterations began"):
         timeline(schedule, 0, "s")
 
 
@@ -576,3 +576,12 @@ def test_text_that_a_scanner_refuses_is_found():
     for text in ('[{"ph":"X"}]', '{"a":1,"a":2}', '{"a":NaN}', '{"a":"\x7f"}', '{"a":"é"}'):
         with pytest.raises((AssertionError, json.JSONDecodeError)):
             read(text.encode())
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_older_results_are_drawn_in_iterations(version, tmp_path):
+    """They do not say when anybody arrived."""
+    done = invoke("trace", f"tests/results/{version}", "--pool", "12", "-o", str(tmp_path / "t.json"))
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "t.json").read_text())["otherData"]["time"].startswith("iterations")
+    assert "in seconds" in invoke("trace", f"tests/results/{version}", "--time", "s", "-o", "x.json").stderr

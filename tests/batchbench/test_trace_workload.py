@@ -14,13 +14,13 @@ from typing import get_args
 import pytest
 
 from batchbench import engine_factory, engine_tokenizer, load_scenario
-from batchbench.commands.prepare import pacing_of
 from batchbench.driver import run_workload
 from batchbench.errors import ScenarioError, TraceError, UsageError
 from batchbench.ledger import LEDGER
 from batchbench.protocol import Point
 from batchbench.recording import half_up, read_recording
 from batchbench.results import load_result
+from batchbench.running import pacing_of
 from batchbench.scenario import EngineSettings, _tuples
 from batchbench.service import Slo
 from batchbench.tables import point_tables

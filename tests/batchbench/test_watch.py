@@ -17,8 +17,9 @@ from batchbench import build_requests, engine_factory, load_scenario, sweep_pool
 from batchbench import status as status_module
 from batchbench.commands.watch_view import sparkline, watch_display, watch_document, watch_line
 from batchbench.errors import ResultError
+from batchbench.parts import NAME as PARTS
 from batchbench.protocol import Point
-from batchbench.results import PARTS, load_result
+from batchbench.results import load_result
 from batchbench.status import Sighting, Status, StatusWriter, sight
 from batchbench.sweep import Pass, SweepObserver
 from tests.batchbench.scripted import decoding, it

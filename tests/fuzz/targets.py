@@ -14,19 +14,19 @@ import numpy as np
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import torch
-from batchbench.commands.service_sheet import service_sheet
 from safetensors.numpy import save
 
 from batchbench.adapters import engine_factory
 from batchbench.calibration import load_calibration
-from batchbench.commands.prepare import refuse_untrusted
-from batchbench.commands.present import sweep_sheet
 from batchbench.errors import BatchbenchError
 from batchbench.length_files import read_columns
 from batchbench.prompts import load_prompts
 from batchbench.results import load_result
+from batchbench.running import refuse_untrusted
 from batchbench.scenario import load_scenario
 from batchbench.schema import TABLES
+from batchbench.service_sheet import service_sheet
+from batchbench.sheets import sweep_sheet
 from batchbench.trace_stats import collect
 from batchbench.traces import open_trace
 from batchbench.workload import build_requests, needs_tokenizer, workload_hash
