@@ -303,7 +303,7 @@ def test_print_is_pages_with_text_and_without_what_is_pressed(opened):
     for expected in (
         "Identical texts at all 6 points.",
         "Every eviction",
-        "batchbench sweep day34.toml --out out/again",
+        "batchbench sweep day34.toml --engine own --out out/again",
     ):
         assert expected in text
     page.emulate_media(media="print")
