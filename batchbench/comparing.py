@@ -122,7 +122,7 @@ def _compared(first: Result, other: Result, metrics: Sequence[str]) -> Compariso
             tuple(_change(n, one.at(n, here), two.at(n, there), foreign, n.startswith(odd)) for n in metrics),
             _text(one.pools[here]["text_digest"], two.pools[there]["text_digest"]),
             tuple(_latencies(first.point("requests", here), other.point("requests", there))),
-            _evictions(first, other, here, there),
+            _evictions(_by_request(one, here), _by_request(two, there)),
         )
         for here, there in pairs
     )
@@ -177,8 +177,7 @@ def _latencies(one: pd.DataFrame, two: pd.DataFrame) -> list[PairedLatency]:
     return found
 
 
-def _evictions(first: Result, other: Result, here: int, there: int) -> MovedEvictions | None:
-    one, two = (_by_request(result, place) for result, place in ((first, here), (other, there)))
+def _evictions(one: dict[tuple[str, int], int] | None, two: dict[tuple[str, int], int] | None) -> MovedEvictions | None:
     if one is None or two is None:
         return None
     both = one.keys() & two.keys()
@@ -194,12 +193,12 @@ def _evictions(first: Result, other: Result, here: int, there: int) -> MovedEvic
     )
 
 
-def _by_request(result: Result, place: int) -> dict[tuple[str, int], int] | None:
+def _by_request(measures: Measures, place: int) -> dict[tuple[str, int], int] | None:
     """(request, which of its evictions) -> iteration."""
-    if result.rows("pools")[place]["preemptions"] is None:
+    if measures.pools[place]["preemptions"] is None:
         return None
     events, seen = dict[tuple[str, int], int](), Counter[str]()
-    frame = result.point("evictions", place, ["request_id", "iteration"])
+    frame = measures.result.point("evictions", place, ["request_id", "iteration"])
     for request, iteration in zip(frame["request_id"], frame["iteration"], strict=True):
         events[(request, seen[request])] = int(iteration)
         seen[request] += 1
@@ -213,16 +212,15 @@ def changed_counters(first: Result, other: Result) -> list[tuple[str, str, Any, 
     require_same_requests(first, other)
     found: list[tuple[str, str, Any, Any]] = []
     compared = _compared(first, other, Measures(first).names())
+    before, after = first.rows("pools"), other.rows("pools")
     for point in compared.points:
-        clock = first.rows("pools")[point.places[0]]["clock"]
+        was, now = before[point.places[0]], after[point.places[1]]
         found += [
             (point.name, change.metric, change.first, change.other)
             for change in point.changes
-            if change.first != change.other and kind_of(change.metric, clock) == "counted"
+            if change.first != change.other and kind_of(change.metric, was["clock"]) == "counted"
         ]
-        digests = [
-            result.rows("pools")[at]["text_digest"] for result, at in zip((first, other), point.places, strict=True)
-        ]
+        digests = [row["text_digest"] for row in (was, now)]
         if digests[0] != digests[1]:
             found.append((point.name, "text", *(digest and digest[:12] for digest in digests)))
     found += [(name, "point", "there", "gone") for name in compared.only_first]

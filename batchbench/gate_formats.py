@@ -86,15 +86,16 @@ def figures_of(finding: Finding) -> tuple[str, str, str]:
     values = (finding.value, finding.limit, finding.baseline)
     different = len({value for value in values if value is not None})
     for digits in range(6, 18):
-        shown = [_number(value, digits) for value in values]
+        shown = [number(value, digits) for value in values]
         if len({text for text in shown if text}) >= different:
             break
     return shown[0], shown[1], shown[2]
 
 
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int = 6, missing: str = "") -> str:
+    """A whole number in full, another in so many digits; `missing` where there is none."""
     if value is None:
-        return ""
+        return missing
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:.{digits}g}"
 
 

@@ -83,7 +83,8 @@ class _Gate:
         self.found = Measures(result)
         self.pools = self.found.pools
         self.before = None if baseline is None else Measures(baseline)
-        self.pairs, self.new, self.gone = ([], [], []) if baseline is None else matched(result, baseline)
+        pairs, self.new, self.gone = ([], [], []) if baseline is None else matched(result, baseline)
+        self.twins = dict(pairs)  # place of a point -> that of the same one in the baseline
 
     # ---- rules -------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ class _Gate:
 
     def _at(self, rule: Rule, place: int) -> Finding:
         name, where = str(rule), point_name(self.pools[place])
-        twin = dict(self.pairs).get(place)
+        twin = self.twins.get(place)
         if rule.needs_baseline and twin is None:
             return Finding(name, where, "error", "the baseline has no such point")
         try:
@@ -147,7 +148,7 @@ class _Gate:
         """Every counted column of every table, row by row."""
         assert self.baseline is not None
         yield from self._unpaired("exact")
-        for place, twin in self.pairs:
+        for place, twin in self.twins.items():
             where = point_name(self.pools[place])
             if self.pools[place]["counters"] == MAY_DIFFER and not self.allow_varying:
                 yield Finding("exact", where, "error", VARYING)
@@ -155,10 +156,10 @@ class _Gate:
             yield self._exact_at(where, place, twin)
 
     def _exact_at(self, where: str, place: int, twin: int) -> Finding:
-        assert self.baseline is not None
+        assert self.baseline is not None and self.before is not None
         rows, differences = 0, dict[str, str]()
         if hollow := _hollow(self.result, place, self.pools[place]) or _hollow(
-            self.baseline, twin, self.baseline.rows("pools")[twin]
+            self.baseline, twin, self.before.pools[twin]
         ):
             return Finding("exact", where, "error", hollow)
         for table in _EXACT_TABLES:
@@ -179,7 +180,7 @@ class _Gate:
         """Every token of every request."""
         assert self.baseline is not None
         yield from self._unpaired("same_text")
-        for place, twin in self.pairs:
+        for place, twin in self.twins.items():
             where = point_name(self.pools[place])
             mine = self.result.files.point("texts", place, ["request_id", "token_ids"])
             theirs = self.baseline.files.point("texts", twin, ["request_id", "token_ids"])

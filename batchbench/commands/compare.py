@@ -13,7 +13,7 @@ from batchbench.commands.present import Format
 from batchbench.commands.shared import DebugOption, FormatOption, errors, show
 from batchbench.comparing import Change, Comparison, MovedEvictions, PointComparison, compare
 from batchbench.errors import UsageError
-from batchbench.gate_formats import in_markdown
+from batchbench.gate_formats import in_markdown, number
 from batchbench.results import Result, load_result
 from batchbench.sheets import Sheet, one_line
 
@@ -141,15 +141,9 @@ def _is_known(change: Change) -> bool:
 
 
 def _row(change: Change) -> tuple[str, ...]:
-    first, other, difference = map(_number, (change.first, change.other, change.difference))
+    first, other, difference = (number(n, missing="null") for n in (change.first, change.other, change.difference))
     verdict = _MEANING.get(change.verdict, change.verdict)
     return change.metric, first, other, difference, verdict + (f" ({change.detail})" if change.detail else "")
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "null"
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"
 
 
 def _moved(evictions: MovedEvictions) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from batchbench.commands.shared import DebugOption, FormatOption, errors
 from batchbench.comparable import engine_differences, require_same_requests
 from batchbench.comparing import changed_counters
 from batchbench.errors import BatchbenchError, UsageError
-from batchbench.gate_formats import as_annotations, as_document, as_junit, as_markdown, figures_of
+from batchbench.gate_formats import as_annotations, as_document, as_junit, as_markdown, figures_of, number
 from batchbench.gate_rules import BOUNDS, Demands, Rule, load_demands, parse_rule
 from batchbench.gating import EXIT_CODES, Finding, judge, verdict_of
 from batchbench.results import Result, load_result, replace_result
@@ -148,7 +148,7 @@ def _changes(before: Result, result: Result) -> list[tuple[str, ...]]:
 
 
 def _value(value: object) -> str:
-    return "null" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return number(value, missing="null") if value is None or isinstance(value, float) else str(value)
 
 
 def _print(name: str, findings: Sequence[Finding], output_format: Format) -> None:
