@@ -3,9 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SCENARIOS := $(filter-out %.gate.toml,$(wildcard scenarios/*.toml))
-MODEL := models/SmolLM2-135M-Instruct
+MODEL := scenarios/models/SmolLM2-135M-Instruct
 
-.PHONY: help demo model test check gate fuzz soak bench bench-peers reference docs clean
+.PHONY: help demo model test test-slow check gate fuzz soak bench bench-peers reference docs clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -25,10 +25,13 @@ $(MODEL)/config.json: | .venv/model
 demo: .venv/installed  ## run the Day-34 sweep on the real engine, into out/day34
 	$(BIN)/batchbench sweep scenarios/day34.toml --out out/day34
 
-model: .venv/model $(MODEL)/config.json  ## real weights: SmolLM2-135M-Instruct, converted once into models/
+model: .venv/model $(MODEL)/config.json  ## real weights: SmolLM2-135M-Instruct, converted once into scenarios/models/
 
-test: model  ## run the whole test suite
-	$(BIN)/pytest -n 2
+test: model  ## run the tests, but for the slow ones (9 minutes on 2 cores)
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-slow: model  ## run the tests that `make test` leaves out (6 minutes)
+	$(BIN)/pytest -n 2 -m slow
 
 check: .venv/installed  ## formatting, lint, types, import contracts
 	$(BIN)/ruff format --check .

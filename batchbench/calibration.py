@@ -140,7 +140,7 @@ class Calibration(_Frozen):
             return None
         return moved / last.out.median_ms * 1e3, moved / last.back.median_ms * 1e3
 
-    def require_fits(self, path: str | Path, *, model: str, dtype: str, block_size: int, device: str | None) -> None:
+    def require_fits(self, path: object, *, model: str, dtype: str, block_size: int, device: str | None) -> None:
         """Raise UsageError if it was measured for something else than this engine. device: its kind, None: unknown."""
         for name, measured, wanted in (
             ("model", Path(self.model), Path(model)),
@@ -155,7 +155,7 @@ class Calibration(_Frozen):
                 )
 
 
-def load_calibration(path: str | Path) -> Calibration:
+def load_calibration(path: str | os.PathLike[str]) -> Calibration:
     """Read and check a calibration file. Raises UsageError: one line, naming the file and what is wrong with it."""
     try:
         document = json.loads(read_text(path, _MAX_BYTES))

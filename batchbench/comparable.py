@@ -30,7 +30,7 @@ def require_same_engine(one: Result, other: Result) -> None:
 
 def engine_differences(one: Result, other: Result) -> list[str]:
     """What of the engines differs that no gate compares across."""
-    return list(_of(one, other, "engine", ("engine", "model", "numerics")))
+    return [*_of(one, other, "engine", ("engine",)), *_of_model(one, other), *_of(one, other, "engine", ("numerics",))]
 
 
 def same_objectives(one: Result, other: Result) -> bool:
@@ -44,6 +44,12 @@ def machine_differences(one: Result, other: Result) -> list[str]:
         *_of(one, other, "machine", ("system", "processor", "cores")),
         *_of(one, other, "engine", ("device",)),
     ]
+
+
+def _of_model(one: Result, other: Result) -> Iterator[str]:
+    """By its weights where both know them: a name says neither that they are the same nor that they are not."""
+    hashes = [_get(result, "engine", "model_hash") for result in (one, other)]
+    yield from _of(one, other, "engine", ("model",) if None in hashes else ("model_hash",))
 
 
 def _of_workload(one: Result, other: Result) -> Iterator[str]:

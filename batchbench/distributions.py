@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from batchbench.length_files import read_columns
-from batchbench.limits import MAX_TOKENS, Duration, FilePath, Frozen, Tokens
+from batchbench.limits import MAX_TOKENS, Duration, Frozen, Tokens
+from batchbench.paths import FilePath
 
 Quantile = Callable[[float], int]  # from a number in (0, 1)
 NANO = 10**9  # delays and times are whole billionths of a second, or of an iteration
@@ -133,7 +134,7 @@ class EmpiricalLength(_Ranged):
     """The lengths of one column of a file, equally likely, of those from min to max."""
 
     dist: Literal["empirical"]
-    file: FilePath = Field(description="Path, from the working folder, of one or two columns of numbers.")
+    file: FilePath = Field(description="Path, from the scenario's folder, of one or two columns of numbers.")
     column: Annotated[int, Field(ge=1, le=2)] = Field(1, description="Which column, from 1.")
 
     def quantile(self) -> Quantile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 
 from batchbench.errors import ScenarioError
@@ -11,7 +12,9 @@ from batchbench.text_files import read_text
 _MAX_BYTES = 2**26  # of a file: millions of requests
 
 
-def read_columns(path: str, columns: int, least: int = 1, greatest: int = MAX_TOKENS) -> tuple[array[int], ...]:
+def read_columns(
+    path: str | os.PathLike[str], columns: int, least: int = 1, greatest: int = MAX_TOKENS
+) -> tuple[array[int], ...]:
     """The columns of a file, as many as its lines have, and at least `columns`.
 
     A line has one number, or two with a comma or space between: tokens of a prompt, of its output. Blank lines and
@@ -40,7 +43,7 @@ def read_columns(path: str, columns: int, least: int = 1, greatest: int = MAX_TO
     return found
 
 
-def _tokens(path: str, line: int, text: str) -> int:
+def _tokens(path: str | os.PathLike[str], line: int, text: str) -> int:
     if not text.isdecimal() or len(text) > 20 or not 1 <= int(text) <= MAX_TOKENS:
         raise ScenarioError(f"{path}: line {line}: {text[:40]!r} is no whole number from 1 to {MAX_TOKENS}")
     return int(text)

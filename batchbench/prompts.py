@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +14,16 @@ NATURAL = "natural"
 _MAX_BYTES = 2**28  # of a file: beyond any real set, small enough not to fill memory
 
 
-def load_prompts(source: str) -> tuple[str, ...]:
+def load_prompts(source: str | os.PathLike[str]) -> tuple[str, ...]:
     """The texts of `natural`, or of a file: .txt has one prompt per line, .toml a list of strings called `prompts`.
 
     Blank lines of a .txt file are passed over. Nothing in a file is run. Raises ScenarioError, one line.
     """
     path = Path(__file__).with_name("natural.toml") if source == NATURAL else Path(source)
     if path.suffix not in (".txt", ".toml"):
-        raise ScenarioError(f"workload.prompts: {source!r} is neither 'natural' nor the path of a .txt or .toml file")
+        raise ScenarioError(
+            f"workload.prompts: {str(source)!r} is neither 'natural' nor the path of a .txt or .toml file"
+        )
     text = read_text(path, _MAX_BYTES)
     prompts = text.split("\n") if path.suffix == ".txt" else _listed(path, text)
     found = tuple(prompt for prompt in prompts if prompt.strip())

@@ -243,6 +243,7 @@ class Text:
 class EngineDescription:
     """An engine as it was built, for the record. Sizes in blocks, positions and bytes.
 
+    model_hash: digest of what the model computes with, whatever it is called; None: the engine cannot say.
     reports: the fields of IterationOutcome that it never leaves None.
     weight_bytes: all weights. iteration_weight_bytes: those that every iteration reads whole.
     computes_text: false for a schedule without a model, whose token ids are all 0 and go into no table.
@@ -257,6 +258,7 @@ class EngineDescription:
     slots: int
     block_size: int
     pool_blocks: int
+    model_hash: str | None = None
     kv_bytes_per_token: int | None = None
     weight_bytes: int | None = None
     iteration_weight_bytes: int | None = None

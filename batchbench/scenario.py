@@ -13,7 +13,8 @@ from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, mode
 from pydantic_core import ErrorDetails
 
 from batchbench.errors import ScenarioError
-from batchbench.limits import FilePath, Frozen, Index, Tokens
+from batchbench.limits import Frozen, Index, Tokens
+from batchbench.paths import FOLDER, FilePath
 from batchbench.protocol import Choices, WorkloadClock
 from batchbench.text_files import read_text
 from batchbench.workload_schema import TAGS, Workload
@@ -42,9 +43,9 @@ class EngineSettings(Frozen):
     """The engine, everything but its pool. Sizes in rows, positions and blocks."""
 
     model: FilePath = Field(
-        "tiny",
+        FilePath("tiny"),
         description="Model to run: `tiny` (embedded), or the path of a Hugging Face folder or GGUF file, "
-        "from the working folder.",
+        "from the scenario's folder.",
     )
     slots: Slots = Field(description="Rows a forward can have: the most requests that run at once.")
     block_size: BlockSize = Field(16, description="Positions in a block of the KV pool.")
@@ -77,7 +78,7 @@ class EngineSettings(Frozen):
     swap_blocks: Index = Field(0, description="Blocks of the host pool that `swap` and `cheaper` copy to.")
     calibration: FilePath | None = Field(
         None,
-        description="With `cheaper`: path, from the working folder, of the file of measured costs that "
+        description="With `cheaper`: path, from the scenario's folder, of the file of measured costs that "
         "`batchbench calibrate` wrote.",
     )
     prefix_cache: bool = Field(
@@ -269,12 +270,17 @@ class Scenario(Frozen):
         if "cheaper" in reclaims and self.engine.calibration is None:
             raise ValueError("reclaim = 'cheaper' needs engine.calibration, a file that batchbench calibrate wrote")
         if "cheaper" not in reclaims and self.engine.calibration is not None:
-            raise ValueError(f"engine.calibration = {self.engine.calibration!r} would do nothing: nothing is 'cheaper'")
+            raise ValueError(
+                f"engine.calibration = {self.engine.calibration.written!r} would do nothing: nothing is 'cheaper'"
+            )
         return self
 
 
 def load_scenario(path: str | Path) -> Scenario:
-    """Read and validate a scenario file. Raises ScenarioError: one line, naming the file and the key."""
+    """Read and validate a scenario file. Raises ScenarioError: one line, naming the file and the key.
+
+    Paths in it are from its own folder, and stay in it (paths.py).
+    """
     try:
         data = tomllib.loads(read_text(path, _MAX_BYTES))
     except RecursionError:
@@ -282,7 +288,7 @@ def load_scenario(path: str | Path) -> Scenario:
     except ValueError as error:  # of the parser, of an integer of thousands of digits
         raise ScenarioError(f"{path}: not valid TOML: {error}") from None
     try:
-        return Scenario.model_validate(_tuples(data))
+        return Scenario.model_validate(_tuples(data), context={FOLDER: Path(path).parent})
     except RecursionError:
         raise ScenarioError(f"{path}: nested too deeply") from None
     except ValidationError as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from batchbench.errors import ScenarioError
 
 
-def read_text(path: str | Path, most_bytes: int) -> str:
+def read_text(path: str | os.PathLike[str], most_bytes: int) -> str:
     """The text of a file, without its byte order mark, with \\n for every line end. Raises ScenarioError, one line."""
     try:
         with open(path, "rb") as file:

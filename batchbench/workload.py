@@ -15,7 +15,8 @@ from batchbench.errors import ScenarioError, UsageError
 from batchbench.lazy_prompts import Joined, RandomPrompt, Stretch
 from batchbench.length_files import read_columns
 from batchbench.limits import MAX_PROMPT_TOKENS, MAX_TIME
-from batchbench.prompts import load_prompts
+from batchbench.paths import FilePath
+from batchbench.prompts import NATURAL, load_prompts
 from batchbench.protocol import RequestSpec, Sampling, Tokenizer, WorkloadClock
 from batchbench.recording import NS, Recording, half_up, open_source, read_recording
 from batchbench.traces import Trace
@@ -271,11 +272,12 @@ def _texts(
     """Texts in their order, from the first again when they run out; prefixes are cut from all of them, joined."""
     assert workload.prompts is not None
     if tokenizer is None:
-        raise UsageError(f"prompts = {workload.prompts!r} needs the engine's tokenizer, and there is none")
-    encoded = [tuple(tokenizer.encode(text)) for text in load_prompts(workload.prompts)]
+        raise UsageError(f"prompts = {workload.prompts.written!r} needs the engine's tokenizer, and there is none")
+    source = NATURAL if workload.prompts.written == NATURAL else workload.prompts
+    encoded = [tuple(tokenizer.encode(text)) for text in load_prompts(source)]
     joined = tuple(token for ids in encoded for token in ids)
     if not joined:
-        raise ScenarioError(f"the prompts of {workload.prompts!r} have no tokens")
+        raise ScenarioError(f"the prompts of {workload.prompts.written!r} have no tokens")
     if workload.request_lengths is not None or (workload.prompt_tokens is None and workload.lengths_file is None):
         prompts = _single_texts(workload.prompts, encoded, lengths)
     else:
@@ -287,7 +289,7 @@ def _texts(
 
 
 def _single_texts(
-    source: str, encoded: Sequence[tuple[int, ...]], lengths: Iterable[tuple[int | None, int]]
+    source: FilePath, encoded: Sequence[tuple[int, ...]], lengths: Iterable[tuple[int | None, int]]
 ) -> Prompts:
     """Each text whole or, where a request says its prompt_tokens, of exactly that many: shorter texts are passed over
     and longer ones cut.
@@ -299,7 +301,7 @@ def _single_texts(
             long_enough[least] = [ids for ids in encoded if len(ids) >= least]
         if not long_enough[least]:
             longest = max(map(len, encoded))
-            raise ScenarioError(f"no prompt of {source!r} has {least} tokens; the longest has {longest}")
+            raise ScenarioError(f"no prompt of {source.written!r} has {least} tokens; the longest has {longest}")
         ids = long_enough[least][number % len(long_enough[least])]
         yield ids[:tokens]
 

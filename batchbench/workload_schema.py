@@ -10,7 +10,8 @@ from batchbench.arrivals import DRAWN, Arrivals, ClosedLoop
 from batchbench.arrivals import TAGS as PROCESS_TAGS
 from batchbench.distributions import TAGS as DIST_TAGS
 from batchbench.distributions import Delay, Length
-from batchbench.limits import MAX_PROMPT_TOKENS, MAX_TIME, FilePath, Frozen, Index, Rate, Requests, Tokens
+from batchbench.limits import MAX_PROMPT_TOKENS, MAX_TIME, Frozen, Index, Rate, Requests, Tokens
+from batchbench.paths import FilePath
 
 TAGS = DIST_TAGS | PROCESS_TAGS
 Lengths = tuple[tuple[int | None, int], ...]
@@ -55,7 +56,7 @@ class Conversation(Frozen):
 class TraceSource(Frozen):
     """A recorded trace whose rows are the requests. What chooses rows is in the trace's own tokens and seconds."""
 
-    path: FilePath = Field(description="Path of the trace, from the working folder (docs/traces.md).")
+    path: FilePath = Field(description="Path of the trace, from the scenario's folder (docs/traces.md).")
     format: TraceFormat | None = Field(None, description="Its format; told by its content if left out.")
     prefix_tokens: Tokens | None = Field(
         None, description="Positions that a hash id stands for; the format's own if left out."
@@ -105,8 +106,8 @@ class Workload(Frozen):
     )
     lengths_file: FilePath | None = Field(
         None,
-        description="Path, from the working folder, of recorded pairs `prompt_tokens output_tokens`, one a line: each "
-        "request draws one, with replacement.",
+        description="Path, from the scenario's folder, of recorded pairs `prompt_tokens output_tokens`, one a line: "
+        "each request draws one, with replacement.",
     )
     arrival_iterations: tuple[Index, ...] | None = Field(
         None, description="Iteration in which each request arrives; all at 0 if left out."
@@ -126,7 +127,7 @@ class Workload(Frozen):
     prompts: FilePath | None = Field(
         None,
         description="Texts instead of random token ids: `natural` (a set that ships with batchbench), or the path of "
-        "a file, from the working folder.",
+        "a file, from the scenario's folder.",
     )
     seed: Index = Field(0, description="Seed of all that is drawn: random prompts' token ids, lengths, arrivals.")
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(
@@ -170,7 +171,9 @@ class Workload(Frozen):
     def _nothing_idle(self) -> Workload:
         """No key that would do nothing."""
         if self.prompts is not None and self.seed and not self.draws:
-            raise ValueError(f"seed = {self.seed} draws random prompts, but prompts = {self.prompts!r}; leave one out")
+            raise ValueError(
+                f"seed = {self.seed} draws random prompts, but prompts = {self.prompts.written!r}; leave one out"
+            )
         fixed = [name for name in ("prompt_tokens", "output_tokens") if _plain(getattr(self, name))]
         if self.length_correlation is not None and fixed:
             raise ValueError(f"length_correlation is of two drawn lengths, but {fixed[0]} is not a table with dist")

@@ -27,6 +27,7 @@ from batchbench import (
 from batchbench.demand import resolve_points
 from batchbench.driver import run_workload
 from batchbench.figures.drawing import draw_all
+from batchbench.paths import FilePath
 from batchbench.protocol import Point
 from batchbench.recorder import LedgerSink
 from batchbench.results import ResultWriter, load_result
@@ -144,7 +145,7 @@ class TimedDecoder:
 
 def shares_at_32_rows() -> dict[str, float]:
     """Median shares of the wall time of 32 requests of 16 + 48 tokens on SmolLM2, all running at once."""
-    factory = engine_factory("own", EngineSettings(model=str(SMOLLM2), slots=32, threads=CORES))
+    factory = engine_factory("own", EngineSettings(model=FilePath(str(SMOLLM2)), slots=32, threads=CORES))
     requests = build_requests(Workload(requests=32, prompt_tokens=16, output_tokens=48))
     shares: dict[str, list[float]] = {"decoder": [], "engine": [], "harness": []}
     for _ in range(3):

@@ -27,7 +27,7 @@ from engine.kv_store import KVStore
 from engine.model import Model
 from engine.weights import tiny_model
 
-SMOLLM2, CPU = Path("models/SmolLM2-135M-Instruct"), torch.device("cpu")
+SMOLLM2, CPU = Path("scenarios/models/SmolLM2-135M-Instruct"), torch.device("cpu")
 NATIVE, TORCH, FAST = "native exact", "torch exact", "torch fast"
 CONTEXT, BLOCK_SIZE = 128, 16
 TURNS, LEAST_TURNS, ENOUGH_S = 21, 3, 2.0

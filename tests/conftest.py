@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow the other worker; read by torch once
+
 import torch
 
 from engine.gguf_to_folder import convert

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_every_section_runs_at_toy_sizes(tmp_path):
     out = tmp_path / "deep" / "cpu.json"
     assert gpu_check.main(["--device", "cpu", str(out)]) == 0

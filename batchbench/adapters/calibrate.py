@@ -51,7 +51,7 @@ def calibrate(
     return Calibration(
         batchbench=versions()["kv-batchbench"],
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        model=settings.model,
+        model=settings.model.written,
         dtype=settings.dtype,
         device=str(device),
         threads=settings.threads,

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from batchbench.adapters.own import load_model, resolve_device
 from batchbench.environment import load_average, machine, versions
+from batchbench.paths import FilePath
 from batchbench.scenario import EngineSettings
 from engine.batch import Decoder, lay_out
 from engine.checkpoint import assemble, tensor_shapes
@@ -46,7 +47,7 @@ def examine(model: str | None, threads: int) -> Report:
     load, about = load_average(), machine()  # before this process adds its own
     torch.set_num_threads(threads)
     settings = [
-        EngineSettings(model=name, slots=1, dtype=dtype, threads=threads)
+        EngineSettings(model=FilePath(name), slots=1, dtype=dtype, threads=threads)
         for name in ("tiny", *([model] if model else []))
         for dtype in _DTYPES
     ]
@@ -97,7 +98,7 @@ def _promises(settings: EngineSettings) -> Iterator[Report]:
         except KernelsUnavailable as error:
             keeps, detail = None, str(error)
         yield {
-            "model": settings.model,
+            "model": settings.model.written,
             "dtype": settings.dtype,
             "device": str(device),
             "kernels": kernels,

@@ -55,7 +55,7 @@ def swap_preference(settings: EngineSettings, device: str | None) -> PrefersSwap
     calibration = load_calibration(settings.calibration)
     calibration.require_fits(
         settings.calibration,
-        model=settings.model,
+        model=settings.model.written,
         dtype=settings.dtype,
         block_size=settings.block_size,
         device=device,

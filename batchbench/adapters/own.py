@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from pathlib import Path
 from typing import Any
@@ -46,17 +47,27 @@ class OwnEngineFactory:
         # Small products gain nothing from threads and lose much when another process runs beside them.
         torch.set_num_threads(settings.threads)
         self.model = load_decoder(settings, device)
+        self.model_hash = model_hash(settings)
 
     def __call__(self, pool_blocks: int, /, **choices: Any) -> OwnEngine:
-        return OwnEngine(with_choices(self.settings, choices), self.model, pool_blocks, audit=self.audit)
+        settings = with_choices(self.settings, choices)
+        return OwnEngine(settings, self.model, pool_blocks, audit=self.audit, model_hash=self.model_hash)
 
 
 class OwnEngine(EngineAdapter):
     """One engine with one pool."""
 
-    def __init__(self, settings: EngineSettings, model: Decoder, pool_blocks: int, *, audit: bool = False) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        model: Decoder,
+        pool_blocks: int,
+        *,
+        audit: bool = False,
+        model_hash: str | None = None,
+    ) -> None:
         config = schedule_config(settings, pool_blocks)
-        self._settings, self._model = settings, model
+        self._settings, self._model, self._model_hash = settings, model, model_hash
         size = (pool_blocks + config.swap_blocks) * config.block_size * kv_bytes_per_token(model)
         try:
             if model.device.type == "cpu" and size > (memory_bytes() or size):
@@ -76,9 +87,10 @@ class OwnEngine(EngineAdapter):
         model = self._model
         return EngineDescription(
             engine="batchbench",
-            model=self._settings.model,
+            model=self._settings.model.written,
             dtype=self._settings.dtype,
             device=str(model.device),
+            model_hash=self._model_hash,
             kv_bytes_per_token=kv_bytes_per_token(model),
             weight_bytes=model.weight_bytes,
             iteration_weight_bytes=model.matrix_bytes,
@@ -92,7 +104,7 @@ class OwnEngine(EngineAdapter):
 
 
 def load_model(settings: EngineSettings, device: torch.device) -> Model:
-    """`tiny`, or a Hugging Face folder or GGUF file at that path from the working folder."""
+    """`tiny`, or a Hugging Face folder or GGUF file at that path."""
     dtype, path = getattr(torch, settings.dtype), _model_path(settings)
     with translated():
         if path is None:
@@ -110,6 +122,18 @@ def load_decoder(settings: EngineSettings, device: torch.device) -> Decoder:
         return choose_decoder(model, kernels=settings.kernels, numerics=settings.numerics, threads=settings.threads)
 
 
+def model_hash(settings: EngineSettings) -> str:
+    """SHA-256 of the files that make the model, the tokenizer's left out: what it is told is in the workload's hash."""
+    path = _model_path(settings)
+    if path is None:
+        return hashlib.sha256(f"tiny, seed {settings.seed}".encode()).hexdigest()
+    digest = hashlib.sha256()
+    for file in [path] if path.is_file() else [path / "config.json", *sorted(path.glob("*.safetensors"))]:
+        with open(file, "rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
+
+
 def own_tokenizer(settings: EngineSettings) -> Tokenizer:
     """Bytes for `tiny`, a folder's tokenizer.json, or what a GGUF file carries. Raises UsageError."""
     path = _model_path(settings)
@@ -121,12 +145,12 @@ def own_tokenizer(settings: EngineSettings) -> Tokenizer:
 
 def _model_path(settings: EngineSettings) -> Path | None:
     """None for `tiny`, else a folder or file that is there. Raises UsageError."""
-    path = Path(settings.model)
-    if settings.model == "tiny":
+    if settings.model.written == "tiny":
         return None
+    path = Path(settings.model)
     if path.is_dir() or path.is_file():
         return path
-    raise UsageError(f"unknown model {settings.model!r}: not tiny, and no checkpoint folder or GGUF file of that path")
+    raise UsageError(f"unknown model {str(path)!r}: not tiny, and no checkpoint folder or GGUF file of that path")
 
 
 def kv_bytes_per_token(model: Decoder) -> int:

@@ -53,7 +53,7 @@ class ScheduleEngine(EngineAdapter):
     def describe(self) -> EngineDescription:
         return EngineDescription(
             engine="schedule",
-            model=self._settings.model,
+            model=self._settings.model.written,
             dtype=self._settings.dtype,
             device="none",
             computes_text=False,

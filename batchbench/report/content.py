@@ -161,6 +161,7 @@ def _environment(result: Result) -> Section:
         ("threads", engine.get("threads")),
         ("K/V per position", _bytes(engine.get("kv_bytes_per_token"))),
         ("weights", _bytes(engine.get("weight_bytes"))),
+        ("model hash", engine.get("model_hash")),
         ("system", machine.get("system")),
         ("processor", machine.get("processor")),
         ("cores", machine.get("cores")),

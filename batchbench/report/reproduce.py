@@ -45,7 +45,9 @@ def reproduce(result: Result) -> Section:
             Code(f"{escaped(name)}, with every default and every option of the command filled in", text, "toml")
         )
     if needed := _needed(run["scenario"]):
-        parts.append(Paragraph(f"It also reads, from the working folder: {', '.join(map(escaped, needed))}."))
+        parts.append(
+            Paragraph(f"It also reads, from the folder that you save it in: {', '.join(map(escaped, needed))}.")
+        )
     workload = run.get("workload_hash")
     if isinstance(workload, str):
         parts.append(Paragraph(f"The same workload has the hash {escaped(workload)}."))

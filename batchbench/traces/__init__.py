@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,7 @@ class Trace:
         return readers[self._known.container](self.path, tally.note)
 
 
-def open_trace(path: str | Path, format: str | None = None, *, prefix_tokens: int | None = None) -> Trace:
+def open_trace(path: str | os.PathLike[str], format: str | None = None, *, prefix_tokens: int | None = None) -> Trace:
     """A trace, of the format that its content tells or of the one given.
 
     prefix_tokens: positions that a hash id stands for, instead of the format's own. Raises TraceError: it cannot be

@@ -49,6 +49,7 @@ def moments(case):
     return sorted(random.Random(8).sample(range(2, case.events), 20))
 
 
+@pytest.mark.slow
 def test_from_any_moment_on_nothing_can_be_written(case):
     """As on a full disk; what only removes and renames gets through."""
     refused = 0
@@ -65,6 +66,7 @@ def test_from_any_moment_on_nothing_can_be_written(case):
     assert refused >= 5
 
 
+@pytest.mark.slow
 def test_the_folder_goes_away_at_any_moment(case):
     vanished = 0
     for place in moments(case):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,7 @@ def test_every_command_is_documented():
 
 @pytest.mark.parametrize("page", [page for page in PAGES if scenarios_in(page)], ids=str)
 def test_scenarios_in_the_docs_validate_and_their_pools_hold(page, tmp_path):
+    shutil.copytree("scenarios/traces", tmp_path / "traces")
     for text in scenarios_in(page):
         path = tmp_path / "x.toml"
         path.write_text(text)

@@ -24,6 +24,7 @@ def measured(server, tmp_path_factory):
     return Case(server, tmp_path_factory.mktemp("measured"), MEASURED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kills"), [("counted", 30), ("measured", 22)])
 def test_kills_at_random_moments(request, name, kills):
     """A sweep and its resumes are killed until one gets through; again and again, in new folders."""
@@ -40,6 +41,7 @@ def test_kills_at_random_moments(request, name, kills):
         case.check_resumed(out, *resume)
 
 
+@pytest.mark.slow
 def test_kills_at_every_change_of_the_folder(server, tmp_path):
     """The process dies before its n-th file is opened, renamed, removed, and so on: for every n of the replacement."""
     case = Case(server, tmp_path, SHORT, "--engine", "schedule")

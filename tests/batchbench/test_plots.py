@@ -390,6 +390,7 @@ def test_lines_are_told_apart_without_colour():
             assert not same_grey or one["linestyle"] != other["linestyle"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_a_figure_is_the_same_file_every_time_in_every_format(result, tmp_path, ending):
     first, again = (draw_all(result, tmp_path / name, ending=ending) for name in ("a", "b"))

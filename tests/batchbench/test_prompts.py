@@ -6,6 +6,7 @@ import pytest
 
 from batchbench import build_requests, engine_tokenizer, load_scenario
 from batchbench.errors import ScenarioError, UsageError
+from batchbench.paths import FilePath
 from batchbench.prompts import load_prompts
 from batchbench.scenario import EngineSettings
 from batchbench.workload import workload_hash
@@ -168,8 +169,8 @@ def test_the_smollm2_scenario_goes_from_no_eviction_to_many(smollm2_folder):
     """Its schedule, without its forwards."""
     scenario = load_scenario("scenarios/smollm2.toml")
     settings = scenario.engine
-    assert settings.model == "models/SmolLM2-135M-Instruct"  # where `make model` puts it
-    tokenizer = engine_tokenizer("own", settings.model_copy(update={"model": str(smollm2_folder)}))
+    assert str(settings.model) == "scenarios/models/SmolLM2-135M-Instruct"  # where `make model` puts it
+    tokenizer = engine_tokenizer("own", settings.model_copy(update={"model": FilePath(str(smollm2_folder))}))
     requests = build_requests(scenario.workload, tokenizer)
     assert len({r.prompt for r in requests}) == len(requests) == 24
     evictions = []

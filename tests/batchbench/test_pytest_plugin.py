@@ -61,6 +61,7 @@ def test_limits_that_hold_and_that_do_not(suite):
     ])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_against_a_baseline_and_a_file(suite):
     done = suite(
         f"""
@@ -80,6 +81,7 @@ def test_against_a_baseline_and_a_file(suite):
     done.assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 def test_an_engine_of_ones_own(suite):
     """Any object with the protocol's members; here one that counts how often it is stepped."""
     done = suite(

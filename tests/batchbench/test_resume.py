@@ -16,6 +16,7 @@ from batchbench import build_requests, engine_factory, load_scenario, sweep_pool
 from batchbench.clocks import IterationCost
 from batchbench.driver import Pacing
 from batchbench.errors import ResultError
+from batchbench.paths import FilePath
 from batchbench.protocol import Point
 from batchbench.recorder import Events, Recorder
 from batchbench.results import load_result
@@ -233,9 +234,9 @@ def test_a_reboot_changes_nothing(here, monkeypatch):
 
 def test_another_calibration_is_refused(here, monkeypatch):
     """A file that decides what becomes of victims."""
-    shutil.copy(DAY34.parents[1] / "results/cheaper/calibration.json", here / "c.json")
+    shutil.copy(DAY34.parents[1] / "scenarios/cheaper.calibration.json", here / "c.json")
     text = (DAY34.parents[1] / "scenarios/cheaper.toml").read_text()
-    (here / "x.toml").write_text(text.replace("results/cheaper/calibration.json", "c.json"))
+    (here / "x.toml").write_text(text.replace("cheaper.calibration.json", "c.json"))
     interrupted_after(monkeypatch, 1, here, "--engine", "schedule", path="x.toml")
     (here / "c.json").write_text((here / "c.json").read_text() + "\n")
     done = invoke("sweep", "x.toml", *QUIET, "--engine", "schedule", "--resume")
@@ -317,7 +318,7 @@ def assert_kept(tmp_path, timing):
 @pytest.mark.parametrize("name", ["day34", "chunks", "swap", "prefix_cache", "victims", "agents", "closed_loop"])
 def test_a_schedule_is_kept_exactly(tmp_path, name):
     declared = load_scenario(f"scenarios/{name}.toml")
-    settings = declared.engine.model_copy(update={"model": "tiny"})
+    settings = declared.engine.model_copy(update={"model": FilePath("tiny")})
     workload = declared.workload.model_copy(
         update={"prompts": None, "prompt_tokens": 40} if declared.workload.prompts else {}
     )

@@ -9,6 +9,8 @@ import pytest
 
 from batchbench import Sampling, build_requests, load_scenario
 from batchbench.errors import ScenarioError
+from batchbench.prompts import load_prompts
+from batchbench.scenario import EngineSettings
 from batchbench.workload import workload_hash
 
 GOOD = """
@@ -32,7 +34,8 @@ def load(tmp_path, text):
 
 def test_defaults_and_frozenness(tmp_path):
     scenario = load(tmp_path, GOOD)
-    assert (scenario.engine.model, scenario.engine.block_size, scenario.engine.watermark_blocks) == ("tiny", 16, 0)
+    settings = scenario.engine
+    assert (settings.model.written, settings.block_size, settings.watermark_blocks) == ("tiny", 16, 0)
     assert (scenario.engine.device, scenario.engine.dtype) == ("auto", "float32")
     with pytest.raises(ValueError, match="frozen"):
         scenario.engine.slots = 3
@@ -160,7 +163,7 @@ def test_a_byte_order_mark_is_no_obstacle(tmp_path):
 
 def test_with_texts_the_prompt_length_may_be_left_out(tmp_path):
     natural = load(tmp_path, GOOD.replace("prompt_tokens = 4", 'prompts = "natural"')).workload
-    assert (natural.prompts, natural.request_lengths) == ("natural", ((None, 5),) * 3)
+    assert (natural.prompts.written, natural.request_lengths) == ("natural", ((None, 5),) * 3)
     both = load(tmp_path, GOOD.replace("prompt_tokens = 4", 'prompts = "natural"\nprompt_tokens = 4')).workload
     assert both.request_lengths == ((4, 5),) * 3
 
@@ -229,7 +232,7 @@ def naming(folder, key, path):
 
 
 @pytest.mark.parametrize("key", PATHS)
-def test_no_path_leads_out_of_the_working_folder(tmp_path, monkeypatch, key):
+def test_no_path_leads_out_of_the_scenario_s_folder(tmp_path, key):
     work, outside = tmp_path / "work", tmp_path / "outside"
     work.mkdir(), outside.mkdir()
     (work / "link").symlink_to(outside)
@@ -240,12 +243,9 @@ def test_no_path_leads_out_of_the_working_folder(tmp_path, monkeypatch, key):
         "a\\u0000b", "x" * 300, "circle/x",
         "x.txt", "inner/../x.txt", "./link/../x.txt", str(outside / "x.txt"), "inner",
     ])}  # fmt: skip
-    monkeypatch.chdir(work)
     *outer, nul, long, circle, plain, inner, through, absolute, folder = files.values()
     for file in outer:
-        with pytest.raises(
-            ScenarioError, match=f"{re.escape(key)}: leads out of the working folder; write an absolute"
-        ):
+        with pytest.raises(ScenarioError, match=f"{re.escape(key)}: leads out of the scenario's folder; write an abs"):
             load_scenario(file)
     with pytest.raises(ScenarioError, match=f"{re.escape(key)}: is no path: it holds a zero byte"):
         load_scenario(nul)
@@ -257,8 +257,19 @@ def test_no_path_leads_out_of_the_working_folder(tmp_path, monkeypatch, key):
         load_scenario(through)  # the system, too, follows the link before it goes up
 
 
-def test_a_scenario_of_another_folder_reads_from_the_working_folder(tmp_path, monkeypatch):
+def test_a_scenario_reads_from_its_own_folder_wherever_it_is_run(tmp_path, monkeypatch):
     naming(tmp_path, "workload.prompts", "mine.txt")
+    (tmp_path / "mine.txt").write_text("one\ntwo\n")
     (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "mine.txt").write_text("not this one\n")
     monkeypatch.chdir(tmp_path / "work")
-    assert load_scenario("../x.toml").workload.prompts == "mine.txt"
+    for file in ("../x.toml", tmp_path / "x.toml"):
+        prompts = load_scenario(file).workload.prompts
+        assert load_prompts(prompts) == ("one", "two")
+        assert (prompts.written, str(prompts)) == ("mine.txt", str(Path(file).parent / "mine.txt"))
+        assert load_scenario(file).model_dump(mode="json")["workload"]["prompts"] == "mine.txt"
+
+
+def test_a_path_that_a_caller_gives_is_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert str(EngineSettings(model="../elsewhere", slots=1).model) == "../elsewhere"

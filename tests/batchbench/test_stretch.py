@@ -84,7 +84,7 @@ def everything(settings, requests, pool, pacing, skips):
 
 
 @pytest.mark.parametrize("pacing", [None, VIRTUAL], ids=["iterations", "virtual"])
-@pytest.mark.parametrize("first", range(0, 300, 60))
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(60, 300, 60))])
 def test_no_table_differs(first, pacing):
     for number in range(first, first + 60):
         asked = workload(number)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import shutil
 
 import pytest
 
@@ -22,7 +24,9 @@ from batchbench import (
 from batchbench.adapters.fake import FakeClock, ScriptedEngine
 from batchbench.errors import EngineFailed, RequestRefused, TextsDiffer, UsageError
 from batchbench.scenario import EngineSettings
+from engine.gguf_to_folder import convert
 from tests.batchbench.scripted import it, request
+from tests.engine.test_gguf_to_folder import written
 
 CALM = [it(1), it(1), it(1, finished=("a",))]
 EVICTED = (Eviction("a", generated_tokens=1),)
@@ -199,6 +203,24 @@ def test_an_engine_failure_is_an_error_and_the_engine_is_closed(monkeypatch):
 def test_unknown_models_and_devices_are_refused(change, message):
     with pytest.raises(UsageError, match=message):
         engine_factory("own", EngineSettings(**({"slots": 1} | change)))
+
+
+def test_a_model_s_hash_is_of_its_content(tmp_path):
+    def hashed(**settings):
+        engine = engine_factory("own", EngineSettings(slots=1, device="cpu", **settings))(4)
+        return engine.describe().model_hash
+
+    made, _ = written(tmp_path / "x.gguf")
+    convert(made, tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert hashed(model=str(tmp_path / "a")) == hashed(model=str(tmp_path / "b")) != hashed(model=str(made))
+    with open(tmp_path / "b/model.safetensors", "r+b") as weights:
+        weights.seek(-1, os.SEEK_END)
+        last = weights.read()[0]
+        weights.seek(-1, os.SEEK_END)
+        weights.write(bytes([last ^ 1]))
+    assert hashed(model=str(tmp_path / "a")) != hashed(model=str(tmp_path / "b"))
+    assert hashed() == hashed(dtype="bfloat16") != hashed(seed=1)
 
 
 def test_an_unknown_engine_is_refused():

@@ -444,6 +444,7 @@ print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_a_long_run_is_written_without_holding_its_text(large, tmp_path):  # noqa: F811
     done = subprocess.run([sys.executable, "-c", MEASURE, large, tmp_path], check=True, capture_output=True, text=True)
     count, grown_kb = map(int, done.stdout.split())

@@ -60,7 +60,7 @@ def scenario_file(folder, trace, keys="", pools="[40]", engine="", head='clock =
     virtual = "[virtual]\niteration_s = 0.01\n" if "virtual" in head else ""
     path.write_text(
         f'name = "x"\n{head}\n{virtual}[engine]\nslots = 4\nblock_size = 4\n{engine}\n'
-        f'[workload.trace]\npath = "{trace}"\n{keys}\n[sweep]\npools = {pools}\n'
+        f'[workload.trace]\npath = "{Path(trace).absolute()}"\n{keys}\n[sweep]\npools = {pools}\n'
     )
     return str(path)
 
@@ -393,7 +393,10 @@ def test_the_books_are_printed_and_add_up(tmp_path, command):
     done = invoke(*command, path, "--engine", "schedule", *out)
     assert done.exit_code == 0, done.output
     about, books, noted = done.stderr.splitlines()[:3]
-    assert about == f"trace: {AZURE}: azure" and noted == "trace: noted: times without a zone, taken as UTC: 2000"
+    assert (
+        about == f"trace: {Path(AZURE).absolute()}: azure"
+        and noted == "trace: noted: times without a zone, taken as UTC: 2000"
+    )
     read, used, *dropped = map(int, re.findall(r"(\d+) (?:read|used|dropped)", books))
     assert (read, used, len(dropped)) == (2000, 20, 3) and read == used + sum(dropped)
     if out:
@@ -432,6 +435,7 @@ def many_rows(path, rows):
                 print(json.dumps(row), file=file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows", "keys"),
     [("many.csv", 30_000, ""), ("many.jsonl", 20_000, ""), ("many.jsonl", 20_000, "max_requests = 300000")],

@@ -82,6 +82,7 @@ def test_a_worker_that_ends_says_its_last_line(worker):
         worker.generate(case(6))
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_be_made_names_the_reason(tmp_path):
     peer = Peer("Nothing", "", (("install", "--no-index", "no-such-package"),))
     with pytest.raises(CannotInstall, match="ERROR: No matching distribution found for no-such-package"):

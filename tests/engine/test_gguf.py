@@ -128,6 +128,7 @@ def test_smollm2_agrees_with_transformers(smollm2):
     assert_agrees(reference, load(smollm2), natural(smollm2, 4)[3], block_size=16)
 
 
+@pytest.mark.slow
 @pytest.mark.smollm2
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_smollm2_keeps_its_bits(smollm2, dtype):

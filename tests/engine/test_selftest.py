@@ -135,6 +135,7 @@ def test_tiled_rows_do_not_depend_on_how_many_there_are(shape, dtype):
         assert torch.equal(linear(padded, weight, tile)[:n], want[:n]), n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instructions", ["AVX2", "SSE4_2"])
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_the_promise_holds_on_processors_without_avx512(instructions, threads):

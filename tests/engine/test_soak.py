@@ -35,6 +35,7 @@ def breaches(jobs, want, mechanism):
     return soak.soak(engine, jobs, want, evicts=evicts).breaches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", soak.MECHANISMS)
 def test_text_books_and_memory_stay_as_they_are(jobs, want, mechanism):
     assert breaches(jobs, want, mechanism) == ()

@@ -15,6 +15,7 @@ if MISSING:
     pytest.skip(MISSING, allow_module_level=True)
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_hopper_as_meant(tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "tests.triton_for_hopper"]

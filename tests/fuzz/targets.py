@@ -186,7 +186,7 @@ def targets(folder: Path) -> dict[str, Target]:
             (b'prompts = ["a", "b\\u0041"]\n',), "p.toml", lambda folder: load_prompts(str(folder / "p.toml"))
         ),
         "calibration": Target(
-            _files("results/cheaper/calibration.json"), "c.json", lambda folder: load_calibration(folder / "c.json")
+            _files("scenarios/cheaper.calibration.json"), "c.json", lambda folder: load_calibration(folder / "c.json")
         ),
         "trace": Target(_files("tests/traces/*.csv", 3000) + _files("tests/traces/*.json*", 6000), "trace", _trace),
         "trace-parquet": Target((_parquet_trace(folder),), "trace", _trace_as("parquet")),
