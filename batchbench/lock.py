@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from batchbench.errors import UsageError
 
 _FILE = ".batchbench-lock"
 _MOST_BYTES = 200  # of what a holder says of itself
+_ASKING_S = 0.05  # whoever only asks holds it for far less
 
 
 class FolderLock:
@@ -34,7 +36,7 @@ class FolderLock:
         while self._fd is None:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(fd)
             except BlockingIOError:
                 holder = os.pread(fd, _MOST_BYTES, 0).decode(errors="replace")
                 os.close(fd)
@@ -72,6 +74,32 @@ class FolderLock:
         with suppress(OSError):
             os.truncate(fd, 0)
             os.pwrite(fd, f"process {os.getpid()} since {now}".encode(), 0)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a living process holds the folder's lock; True, too, where that cannot be known."""
+    try:
+        fd = os.open(folder / _FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _lock(fd: int) -> None:
+    """Raises BlockingIOError if somebody holds it, and does not only ask."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(_ASKING_S)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _said(holder: str) -> str:

@@ -15,13 +15,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from batchbench.errors import ResultError
+from batchbench.lock import is_held
 from batchbench.parts import NAME as PARTS
 from batchbench.protocol import IterationBatch, IterationOutcome, Point
 from batchbench.sweep import Pass, SweepObserver
 from batchbench.timing import ContinuousTiming
 
 _EVERY_S = 0.5  # at most that often
-_DEAD_S = 2.0  # a status so old, of a process that is gone, is the last one
+_DEAD_S = 2.0  # a status so old, of a sweep whose lock nobody holds, is the last one
 _MOST_BYTES = 65_536
 _FILE = "status.json"
 
@@ -158,7 +159,7 @@ def sight(folder: Path) -> Sighting:
         return Sighting("silent", result_ns=result_ns)
     status, written_at = found
     age_s = max(0.0, time.time() - written_at)
-    died = age_s >= _DEAD_S and not _alive(status.pid)
+    died = age_s >= _DEAD_S and not is_held(folder)
     return Sighting("died" if died else "running", status, age_s, result_ns)
 
 
@@ -179,14 +180,3 @@ def _read(path: Path) -> tuple[Status, float] | None:
         first = error.errors(include_url=False, include_input=False)[0]
         what = ": ".join([*map(str, first["loc"]), first["msg"]])
         raise ResultError(f"{path}: not a status file that batchbench wrote: {what}") from None
-
-
-def _alive(pid: int) -> bool:
-    """Whether a process of that number exists on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it is somebody else's
-        return True
-    return True

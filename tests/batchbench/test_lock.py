@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from batchbench.errors import UsageError
-from batchbench.lock import FolderLock
+from batchbench.lock import FolderLock, is_held
 from tests.batchbench.test_cli import DAY34, everything_under, here, invoke
 
 assert here  # a fixture
@@ -67,6 +69,28 @@ def test_one_process_has_one_writer_too(tmp_path):
     second.release()
     first.release()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_can_be_asked_whether_somebody_holds_it(here, holder):
+    assert is_held(here / "o") and not is_held(here)
+    holder.kill()
+    holder.wait()
+    assert (here / "o/.batchbench-lock").exists() and not is_held(here / "o")
+    (here / ".batchbench-lock").symlink_to("o/.batchbench-lock")
+    assert is_held(here), "nobody can tell, so it is not called dead"
+
+
+def test_who_asks_keeps_nobody_out(tmp_path):
+    """A sweep that begins in the moment of a question waits for its end."""
+    (tmp_path / ".batchbench-lock").touch()
+    with open(tmp_path / ".batchbench-lock") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        released = threading.Timer(0.02, lambda: fcntl.flock(asking, fcntl.LOCK_UN))
+        released.start()
+        lock = FolderLock(tmp_path)
+        lock.acquire()
+        released.join()
+    lock.release()
 
 
 def test_a_file_that_is_removed_is_no_lock(tmp_path):
