@@ -46,16 +46,21 @@ function sortable(table) {
 function pointed(plot) {
   const said = plot.parentElement.querySelector(".said");
   const marks = [...plot.querySelectorAll(".mark")];
-  let at = -1;
-  const show = (next) => {
+  const most = 8; // said at once, of marks that lie on each other
+  let at = -1, over = 0;
+  const show = (next, shown) => {
     if (at >= 0) marks[at].classList.remove("on");
     at = next;
+    over = shown.length;
     if (at >= 0) marks[at].classList.add("on");
-    said.textContent = at >= 0 ? marks[at].querySelector("title").textContent : "";
+    const lines = shown.slice(0, most).map((mark) => mark.querySelector("title").textContent);
+    if (shown.length > most) lines.push(`and ${shown.length - most} more here; the arrow keys go through them`);
+    said.textContent = lines.join("\n");
   };
-  plot.addEventListener("pointerover", (event) => {
-    const mark = event.target.closest(".mark");
-    if (mark) show(marks.indexOf(mark));
+  plot.addEventListener("pointermove", (event) => {
+    const under = document.elementsFromPoint(event.clientX, event.clientY).filter((one) => one.matches(".mark"));
+    const top = marks.indexOf(under[0]);
+    if (top >= 0 && (top !== at || under.length !== over)) show(top, under);
   });
   const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
   plot.addEventListener("keydown", (event) => {
@@ -66,7 +71,7 @@ function pointed(plot) {
     else if (event.key === "Escape") next = -1;
     else return;
     event.preventDefault();
-    show(next);
+    show(next, next >= 0 ? [marks[next]] : []);
     if (next >= 0) marks[next].scrollIntoView({ block: "nearest", inline: "nearest" });
   });
 }
