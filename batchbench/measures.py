@@ -14,7 +14,9 @@ import pyarrow as pa
 
 from batchbench.errors import UsageError
 from batchbench.results import Result
+from batchbench.scenario import SweepPoint
 from batchbench.schema import MAY_DIFFER, POINT_COLUMNS, REPEATED_COUNTERS, TABLES, Column
+from batchbench.service import percentiles
 
 Kind = Literal["counted", "measured"]
 _SERVICE = re.compile(r"(ttft|itl|tpot|e2e|queue)_(mean|p50|p90|p95|p99|max)_(iterations|s)")
@@ -22,6 +24,7 @@ _OF_REQUESTS = re.compile(r"(\w+)\.(min|mean|max|p[1-9][0-9]?)")
 _ALWAYS_MEASURED = ("wall_s", "copy_s")  # the virtual clock models neither
 _BY_TIME = ("goodput_requests", "goodput_fraction", "meets_slo")  # objectives are in seconds
 _OF_THE_RUN = ("repetitions", "text_digest", "pool_bytes")  # no counters: of how it was run, or compared elsewhere
+_SETTINGS = (*SweepPoint.model_fields, *_OF_THE_RUN, "requests", "reference_pool_blocks")  # columns, but no metrics
 _COLUMNS = {table: {column.name: column for column in TABLES[table]} for table in ("pools", "requests", "repetitions")}
 _POINT = tuple(column.name for column in POINT_COLUMNS)
 
@@ -114,16 +117,16 @@ def counted_columns(table: str, clock: str) -> list[str]:
 
 def _is_metric(column: Column) -> bool:
     number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
-    return number and column.name not in _POINT
+    return number and column.name not in (*_POINT, *_SETTINGS)
 
 
 def _statistic(values: Any, name: str) -> float | None:
-    known = np.sort(values.dropna().to_numpy(dtype=np.float64))
+    known = values.dropna().to_numpy(dtype=np.float64)
     if not len(known):
         return None
     if name.startswith("p"):
-        return float(known[-(-int(name[1:]) * len(known) // 100) - 1])  # nearest rank, as in `service`
-    return {"min": float(known[0]), "max": float(known[-1]), "mean": math.fsum(known) / len(known)}[name]
+        return percentiles(known, shares=(int(name[1:]),))[0]
+    return {"min": float(known.min()), "max": float(known.max()), "mean": math.fsum(known) / len(known)}[name]
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

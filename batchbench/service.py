@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -258,18 +258,19 @@ class Service:
         return kept
 
 
-def percentiles(values: NDArray[Any], counts: Ints | None = None) -> list[float]:
-    """Of PERCENTILES: the smallest value that at least that share does not exceed (nearest rank). Not-a-number is left
-    out; of no values, not a number. counts: how often each value occurs.
+def percentiles(values: NDArray[Any], counts: Ints | None = None, shares: Sequence[int] = PERCENTILES) -> list[float]:
+    """The smallest value that at least so many percent do not exceed, for each of the shares (nearest rank).
+
+    Not-a-number is left out; of no values, not a number. counts: how often each value occurs.
     """
     counts = np.ones(len(values), dtype=np.int64) if counts is None else counts
     known = ~np.isnan(values.astype(np.float64)) & (counts > 0)
     values, counts = values[known], counts[known]
     if not len(values):
-        return [math.nan] * len(PERCENTILES)
+        return [math.nan] * len(shares)
     order = np.argsort(values, kind="stable")
     upto = np.cumsum(counts[order])
-    ranks = [-(-p * int(upto[-1]) // 100) for p in PERCENTILES]
+    ranks = [-(-p * int(upto[-1]) // 100) for p in shares]
     return [float(values[order][np.searchsorted(upto, rank)]) for rank in ranks]
 
 

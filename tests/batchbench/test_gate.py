@@ -336,6 +336,27 @@ def test_other_workloads_engines_and_clocks_are_incomparable(tmp_path, change, n
     assert verdicts(other, "max", "preemptions=100") == ["passed"], "a fixed limit needs no baseline"
 
 
+def test_a_model_is_known_by_its_content_where_both_say_it(tmp_path):
+    """The same weights in another folder are the same model; others in the same folder are not."""
+
+    def differs(**engine):
+        sides = [measured_result(tmp_path / str(n), run={"engine": RUN["engine"] | change})
+                 for n, change in enumerate(({"model_hash": "h"}, engine))]  # fmt: skip
+        found = hold(sides[1], "max_increase", "preemptions=100", sides[0])
+        return [f.detail if f.verdict == "incomparable" else f.verdict for f in found]
+
+    assert differs(model="n", model_hash="h") == ["passed"]
+    assert "engine.model_hash i against h" in differs(model_hash="i")[0]
+    assert "engine.model n against m" in differs(model="n")[0], "one does not say"
+    assert differs(model="m") == ["passed"]
+
+
+@pytest.mark.parametrize("name", ["slots", "block_size", "repetitions", "requests", "pool_bytes", "token_budget"])
+def test_a_setting_is_no_metric(day34, name):
+    found = hold(day34, "max", f"{name}=100")
+    assert [f.verdict for f in found] == ["error"] * 6 and f"'{name}' is no metric" in found[0].detail
+
+
 def test_the_worst_verdict_decides():
     def found(*names):
         return [Finding("r", "p", name, "") for name in names]
@@ -601,10 +622,16 @@ def test_a_table_that_lost_its_rows_is_no_pass(results, day34, tmp_path):
             assert "error" in {f.verdict for f in found} and f"the table {table} has 0 rows" in str(found)
 
 
-def test_a_yes_or_no_is_a_number(results):
-    for rule in ("prefix_cache@:prefix_cache off=0", "prefix_cache=0@:prefix_cache off"):
+def test_choices_are_named_before_or_after_the_limit():
+    for rule in ("recovered_tokens@:prefix_cache off=0", "recovered_tokens=0@:prefix_cache off"):
         done = invoke("gate", "results/prefix_cache", "--max", rule)
         assert done.exit_code == 0 and done.stdout.count("passed") == 4, done.output
+
+
+def test_the_mean_of_yes_and_no_is_the_share_of_yes():
+    result = load_result("results/code_completion")
+    shares = [Measures(result).at("meets_slo.mean", place).value for place in range(len(result.tables["pools"]))]
+    assert shares == result.tables["pools"]["goodput_fraction"].tolist() and 0 < shares[-1] < 1
 
 
 # ---- baselines that change on purpose ----------------------------------------------------------
