@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchbench.adapters import engine_factory, engine_tokenizer
     from batchbench.driver import Limits
+    from batchbench.errors import RequestRefused, UsageError
     from batchbench.protocol import (
         Admission,
         BenchEngine,
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
         Text,
         Tokenizer,
     )
+    from batchbench.results import Result, load_result
+    from batchbench.running import run_scenario
     from batchbench.scenario import Scenario, load_scenario
     from batchbench.sweep import Pass, SweepObserver, sweep_pool_sizes
     from batchbench.timing import ContinuousTiming
@@ -35,23 +38,31 @@ __all__ = [
     "Limits",
     "Pass",
     "Prefill",
+    "RequestRefused",
     "RequestSpec",
+    "Result",
     "Sampling",
     "Scenario",
     "SweepObserver",
     "Text",
     "Tokenizer",
+    "UsageError",
     "build_requests",
     "engine_factory",
     "engine_tokenizer",
+    "load_result",
     "load_scenario",
+    "run_scenario",
     "sweep_pool_sizes",
 ]
 _HOMES = {
     "adapters": ("engine_factory", "engine_tokenizer"),
     "driver": ("Limits",),
+    "errors": ("RequestRefused", "UsageError"),
     "protocol": ("Admission", "BenchEngine", "EngineDescription", "Eviction", "IterationOutcome", "Prefill",
                  "RequestSpec", "Sampling", "Text", "Tokenizer"),
+    "results": ("Result", "load_result"),
+    "running": ("run_scenario",),
     "scenario": ("Scenario", "load_scenario"),
     "sweep": ("Pass", "SweepObserver", "sweep_pool_sizes"),
     "timing": ("ContinuousTiming",),

@@ -10,7 +10,7 @@ import pytest
 
 if TYPE_CHECKING:  # loaded in every run of pytest where batchbench is installed, so nothing heavy is imported here
     from batchbench.gate_rules import Bound, Demands
-    from batchbench.protocol import EngineFactory
+    from batchbench.protocol import EngineFactory, Tokenizer
     from batchbench.results import Result
 
 
@@ -97,24 +97,24 @@ class Sweep:
 
 @pytest.fixture(scope="session")
 def batchbench_sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Sweep]:
-    """`batchbench_sweep(scenario, engine="own")` -> Sweep.
+    """`batchbench_sweep(scenario, engine="own", tokenizer=None)` -> Sweep.
 
     scenario: a file; relative, to the root of the tests. engine: "own", "schedule", or your factory: called with a pool
-    size in blocks, and with what the point changes by name (`victim="oldest"`), it returns a `BenchEngine`. A scenario
-    runs once a session with each.
+    size in blocks, and with what the point changes by name (`victim="oldest"`), it returns a `BenchEngine`. tokenizer:
+    that engine's, which prompts that are texts need. A scenario runs once a session with each engine and tokenizer.
     """
-    done: dict[tuple[Path, Any], tuple[Any, Sweep]] = {}  # an engine of one's own by its identity, and kept alive
+    done: dict[tuple[Path, Any, int], tuple[Any, Any, Sweep]] = {}  # what is one's own by its identity, and kept alive
 
-    def sweep(scenario: str | Path, engine: str | EngineFactory = "own") -> Sweep:
+    def sweep(scenario: str | Path, engine: str | EngineFactory = "own", tokenizer: Tokenizer | None = None) -> Sweep:
         from batchbench.running import run_scenario
         from batchbench.scenario import load_scenario
 
         path = (request.config.rootpath / scenario).resolve()
-        key = path, engine if isinstance(engine, str) else id(engine)
+        key = path, engine if isinstance(engine, str) else id(engine), id(tokenizer)
         if key not in done:
             folder = tmp_path_factory.mktemp(path.stem, numbered=True)
-            result = run_scenario(load_scenario(path), folder, engine=engine)
-            done[key] = engine, Sweep(folder, result, request.config.rootpath)
-        return done[key][1]
+            result = run_scenario(load_scenario(path), folder, engine, tokenizer=tokenizer)
+            done[key] = engine, tokenizer, Sweep(folder, result, request.config.rootpath)
+        return done[key][2]
 
     return sweep

@@ -122,9 +122,19 @@ def run(
     return load_result(folder)
 
 
-def run_scenario(scenario: Scenario, folder: Path, engine: str | EngineFactory = "own") -> Result:
-    """A scenario, by "own", "schedule", or an engine's factory, into a folder."""
-    return run(prepared(scenario, engine), folder)
+def run_scenario(
+    scenario: Scenario,
+    folder: str | Path,
+    engine: str | EngineFactory = "own",
+    *,
+    tokenizer: Tokenizer | None = None,
+) -> Result:
+    """Run a scenario into a folder, and open the result.
+
+    engine: "own", "schedule", or the factory of another (docs/engines.md); tokenizer: that one's, which prompts that
+    are texts need. Raises UsageError, and what `sweep_pool_sizes` raises.
+    """
+    return run(prepared(scenario, engine, tokenizer=tokenizer), Path(folder))
 
 
 def _complete(job: Job, saves: _Saves, writer: ResultWriter, command: Sequence[str]) -> None:
