@@ -18,10 +18,11 @@ def rows_against_positions(result: Result, point: int) -> Figure:
     varied = pools["choices"].nunique() > 1
     if not varied:
         pools = pools.sort_values("pool_blocks")  # as every axis of pools
-    labels = [str(one.point if varied else one.pool_blocks) for one in records(pools)]
-    axis = "point of the sweep" if varied else "pool [blocks]"
+    labels = [f"{one.choices}: {one.pool_blocks}" if one.choices else str(one.pool_blocks) for one in records(pools)]
+    axis = "" if varied else "pool [blocks]"
     label = {"fontsize": 8, "rotation": 90 if len(labels) > 8 else 0, "padding": 2}
-    figure = Figure(figsize=(max(10.5, 4 + 0.42 * len(labels)), 3.9), layout="constrained")
+    height = 3.9 + (0.065 * max(map(len, labels)) if varied else 0)  # they stand upright
+    figure = Figure(figsize=(max(10.5, 4 + 0.42 * len(labels)), height), layout="constrained")
     one, rows, positions = figure.subplots(1, 3, width_ratios=(0.7, 1, 1))
     _one_iteration(one, result, point)
 
@@ -44,7 +45,7 @@ def rows_against_positions(result: Result, point: int) -> Figure:
         axes.set_ylim(0, 1.35 * pools["forward_tokens"].max())
         axes.grid(axis="x", visible=False)
         axes.yaxis.set_major_formatter(FuncFormatter(thousands))
-        axes.tick_params(axis="x", rotation=90 if len(labels) > 12 else 0)
+        axes.tick_params(axis="x", rotation=90 if varied or len(labels) > 12 else 0)
     figure.suptitle(f"{title(result)}: rows against positions")
     return figure
 

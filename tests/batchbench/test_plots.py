@@ -105,6 +105,14 @@ def test_slot_timeline_draws_each_stay(result):
     assert all(label in texts(figure) for label in ("prefill", "decode", "resume", "evicted", "slot", "iteration"))
 
 
+def test_every_bar_of_rows_and_positions_names_its_choices_and_pool():
+    result = load_result("results/swap")
+    _, rows, positions = rows_against_positions(result, 2).axes
+    names = [f"{row.choices}: {row.pool_blocks}" for row in result.tables["pools"].itertuples()]
+    for axes in (rows, positions):
+        assert [label.get_text() for label in axes.get_xticklabels()] == names
+
+
 def test_rows_against_positions_shows_both_counts(result):
     shown = texts(rows_against_positions(result, 4))
     assert shown.count("144") == 6
