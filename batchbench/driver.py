@@ -9,10 +9,10 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from operator import attrgetter
+from operator import add, attrgetter
 
 from batchbench.clocks import NS, IterationCost, RunClock, run_clock
-from batchbench.errors import EngineFailed, OutcomeRefused, UsageError
+from batchbench.errors import BatchbenchError, EngineFailed, OutcomeRefused, UsageError
 from batchbench.lazy_prompts import Joined, Repeated
 from batchbench.protocol import (
     BenchEngine,
@@ -25,6 +25,7 @@ from batchbench.protocol import (
     Text,
     Until,
     WorkloadClock,
+    is_count,
 )
 from batchbench.recorder import LedgerSink, Recorder
 from batchbench.timing import ContinuousTiming
@@ -82,11 +83,13 @@ def run_workload(
     early, stalls, reaches one of the limits with work left, or if its texts and its counts disagree; OutcomeRefused if
     it reports what cannot have happened; UsageError if requests wait for each other.
     """
-    run = _Run(engine, requests, clock, pacing or Pacing(), observer or RunObserver(), sink, limits or Limits())
+    run = _Run(
+        engine, requests, clock, pacing or Pacing(), observer or RunObserver(), sink, limits or Limits(), choices
+    )
     if run.about.computes_text:
-        return run.result(choices, batches)
+        return run.result(batches)
     with _collection_put_off():
-        return run.result(choices, batches)
+        return run.result(batches)
 
 
 @contextmanager
@@ -113,6 +116,7 @@ class _Run:
         observer: RunObserver,
         sink: LedgerSink | None,
         limits: Limits,
+        choices: Choices,
     ) -> None:
         about = engine.describe()
         if unknown := sorted(set(about.reports) - {field.name for field in fields(IterationOutcome)}):
@@ -123,13 +127,14 @@ class _Run:
         self.record = Recorder(requests, about.block_size, sink)
         self.arrivals = Arrivals(requests)
         self.texts: dict[str, Text] = {}
-        self.limits = limits
+        self.limits, self.choices, self.name = limits, choices, Point(about.pool_blocks, choices).name
+        self.inside = 0  # requests that have arrived and not finished
         self.kept = self.stalled = self.ran = 0
         self.reported = attrgetter("issued_tokens", "collected_tokens", *about.reports)
 
-    def result(self, choices: Choices, batches: bool) -> ContinuousTiming:
+    def result(self, batches: bool) -> ContinuousTiming:
         while self.arrivals or self.engine.has_work:
-            self._check_limits(choices)
+            self._check_limits()
             if not self.engine.has_work and (due := self.arrivals.next) is not None and not self._wait(due):
                 continue
             self._submit_due()
@@ -138,21 +143,27 @@ class _Run:
         wall_s = self.read() - self.began
         self._check_complete()
         return ContinuousTiming(
-            self.engine.describe(), tuple(self.requests), self.record, self.texts, wall_s, choices, self.clock.name
+            self.engine.describe(), tuple(self.requests), self.record, self.texts, wall_s, self.choices, self.clock.name
         )
 
     def _advance(self) -> bool:
         """Many iterations at once, up to the next arrival; False if the engine has to step."""
         left = self.clock.until(self.arrivals.next)
         most = STRETCH if self.limits.max_iterations is None else min(STRETCH, self.limits.max_iterations - self.ran)
-        batch = None if left is None else self.engine.advance(Until(*left, most, self.arrivals.followed))
+        if left is None:
+            return False
+        with self._calling("advance"):
+            batch = self.engine.advance(Until(*left, most, self.arrivals.followed))
         if batch is None:
             return False
+        present = max(map(add, batch.running, batch.waiting))
         first = self.clock.iteration
+        self._check_state(first, max(batch.running), present, max(batch.free_blocks))
         times = self.clock.advanced(batch)
         self.ran += len(batch)
         self.record.add_batch(first, batch, times)
         for event in batch.events:
+            self.inside -= len(event.finished)
             for request_id in event.finished:
                 tokens = self.requests[self.record.index[request_id]].output_tokens
                 self.kept += tokens
@@ -167,7 +178,7 @@ class _Run:
         self.clock.wait(due if due <= end else round(end) + 1)
         return due <= end
 
-    def _check_limits(self, choices: Choices) -> None:
+    def _check_limits(self) -> None:
         limits = self.limits
         if limits.max_iterations is not None and self.ran >= limits.max_iterations:
             key, what = "max_iterations", f"{self.ran} iterations"
@@ -177,7 +188,7 @@ class _Run:
             return
         finished = sum(iteration >= 0 for iteration in self.record.finished)
         raise EngineFailed(
-            f"{Point(self.about.pool_blocks, choices).name}: {what} are over and {finished} of {len(self.requests)} "
+            f"{self.name}: {what} are over and {finished} of {len(self.requests)} "
             f"requests have finished; an incomplete run gives no result: raise {key} in [run], or ask for less"
         )
 
@@ -187,16 +198,24 @@ class _Run:
         now = self.clock.now
         while (due := self.arrivals.next) is not None and due <= now:
             request = self.arrivals.pop()
-            self.engine.submit(request)
+            with self._calling("submit"):
+                self.engine.submit(request)
+            self.inside += 1
             # On the clock of iterations a request arrives with an iteration, and time stands still in between.
             since = self.clock.end_ns if self.clock.name == "iterations" else due
             self.record.arrive(request.request_id, self.clock.iteration, since)
 
     def _step(self) -> None:
         iteration = self.clock.iteration
-        outcome = self.clock.run(self.engine.step)
+        with self._calling("step"):
+            outcome = self.clock.run(self.engine.step)
+        if type(outcome) is not IterationOutcome:
+            raise EngineFailed(f"{self.name}, iteration {iteration}: step returned no IterationOutcome")
         self.ran += 1
         self.record.add(iteration, outcome, self.clock.start_ns if self.clock.timed else None, self.clock.end_ns)
+        self.inside -= len(outcome.finished)
+        running = outcome.running or 0
+        self._check_state(iteration, running, running + (outcome.waiting or 0), outcome.free_blocks or 0)
         if None in self.reported(outcome):
             missing = next(name for name in self.about.reports if getattr(outcome, name) is None)
             raise OutcomeRefused(f"iteration {iteration}: the engine says that it reports {missing}, but did not")
@@ -209,8 +228,27 @@ class _Run:
             self._finish(request_id)
         self.observer.on_iteration(iteration, outcome)
 
+    def _calling(self, member: str) -> _Calling:
+        return _Calling(self, member)
+
+    def _check_state(self, iteration: int, running: int, present: int, free_blocks: int) -> None:
+        """present: those that run or wait after it; or the most of each, of a batch that begins with it."""
+        about = self.about
+        if running > about.slots:
+            why = f"{running} requests run in {about.slots} slots"
+        elif present > self.inside:
+            why = f"{present} requests run or wait, but {self.inside} have arrived and not finished"
+        elif free_blocks > about.pool_blocks:
+            why = f"{free_blocks} blocks are free in a pool of {about.pool_blocks}"
+        else:
+            return
+        raise OutcomeRefused(f"iteration {iteration}: {why}")
+
     def _finish(self, request_id: str) -> None:
-        text = self.engine.take(request_id)
+        with self._calling("take"):
+            text = self.engine.take(request_id)
+        if type(text) is not Text:
+            raise EngineFailed(f"{self.name}: take returned no Text for {request_id!r}")
         request = self.requests[self.record.index[request_id]]
         got = len(text.token_ids)
         if text.logit_gaps is not None and len(text.logit_gaps) != got:
@@ -219,6 +257,9 @@ class _Run:
             raise EngineFailed(f"{request_id!r} finished with {got} tokens of {request.output_tokens}")
         self.kept += got
         if self.about.computes_text:
+            for token in text.token_ids:
+                if not is_count(token):
+                    raise EngineFailed(f"{request_id!r} has a token id {token!r:.40}, which is no whole number from 0")
             self.texts[request_id] = text
         self.arrivals.finished(request_id, text.token_ids, self.clock)
 
@@ -230,8 +271,49 @@ class _Run:
             raise EngineFailed(
                 f"the engine reported {self.record.collected} tokens collected, its texts hold {self.kept}"
             )
+        self._check_books()
         if self.record.runs is not None and sum(self.record.runs.number) != self.kept:
             raise OutcomeRefused(f"the iterations of {sum(self.record.runs.number)} tokens are told, of {self.kept}")
+
+    def _check_books(self) -> None:
+        """Every position is computed for the first time once, and again only for whom was evicted.
+
+        Held to that where the engine reports it all. A static batch forwards finished rows, too.
+        """
+        record = self.record
+        rebuilt, recomputed = record.total("rebuilt_tokens"), record.total("recomputed_tokens")
+        evictions, shared = record.total("preemptions"), record.total("shared_tokens")
+        if evictions == 0 and (rebuilt or recomputed):
+            raise OutcomeRefused(f"nobody was evicted, but {recomputed or rebuilt} positions are recomputed")
+        if "forward_tokens" in record.unsaid or rebuilt is None or (shared is None and self.about.prefix_cache):
+            return
+        needed = sum(request.prompt_tokens + request.output_tokens - 1 for request in self.requests)
+        first = record.positions - rebuilt + (shared or 0)
+        if first < needed or (first > needed and self.about.batching != "static"):
+            raise OutcomeRefused(
+                f"the requests have {needed} positions, each computed for the first time once; the engine forwarded "
+                f"{record.positions}, of these {rebuilt} again, and found {shared or 0} that others had computed: "
+                f"{abs(first - needed)} are {'missing' if first < needed else 'too many'}"
+            )
+
+
+class _Calling:
+    """What an engine raises in one of its members, as the harness's error; its own errors pass."""
+
+    __slots__ = ("member", "run")
+
+    def __init__(self, run: _Run, member: str) -> None:
+        self.run, self.member = run, member
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, BatchbenchError):
+            raise EngineFailed(
+                f"{self.run.name}, iteration {self.run.clock.iteration}: {self.member} raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 class Arrivals:

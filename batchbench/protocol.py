@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -98,12 +99,13 @@ _COUNTS = (
     "shared_tokens",
     "swapped_out_tokens",
     "swapped_in_tokens",
-    "copy_s",
     "running",
     "waiting",
     "free_blocks",
     "unused_tokens",
+    "copy_s",  # last: the only one that is no whole number
 )
+_WHOLE = frozenset((int, type(None)))
 
 
 @dataclass(slots=True)  # not frozen, which would take several times as long to build
@@ -149,19 +151,22 @@ class IterationOutcome:
 
     def _contradiction(self) -> str | None:
         """What is wrong, or None; built once per iteration, so a message is formatted only when it is needed."""
-        if min(filter(None, _counts(self)), default=0) < 0:
-            return next(
-                f"{name} is {value}" for name, value in zip(_COUNTS, _counts(self), strict=True) if (value or 0) < 0
-            )
+        counts = _counts(self)
+        if not _WHOLE.issuperset(map(type, counts[:-1])) and (broken := _no_count(counts[:-1])):
+            return broken
+        if min(filter(None, counts), default=0) < 0:
+            return next(f"{name} is {value}" for name, value in zip(_COUNTS, counts, strict=True) if (value or 0) < 0)
         rows, positions, evicted = self.issued_tokens, self.positions, self.preempted or ()
         if self.collected_tokens > rows:
             return f"{self.collected_tokens} tokens collected from {rows} rows"
         if positions < rows:
             return f"{rows} rows forwarded, but only {positions} positions"
-        if (self.recomputed_tokens or 0) > positions:
-            return f"{self.recomputed_tokens} positions recomputed of {positions} forwarded"
-        if (self.rebuilt_tokens or 0) > positions:
-            return f"{self.rebuilt_tokens} positions rebuilt of {positions} forwarded"
+        if (again := max(self.recomputed_tokens or 0, self.rebuilt_tokens or 0)) > positions:
+            what = "recomputed" if again == self.recomputed_tokens else "rebuilt"
+            why = " (one a row, for forward_tokens is not reported)" if self.forward_tokens is None else ""
+            return f"{again} positions {what} of {positions} forwarded{why}"
+        if self.recomputed_tokens is not None and (self.rebuilt_tokens or 0) > self.recomputed_tokens:
+            return f"{self.rebuilt_tokens} positions rebuilt, of {self.recomputed_tokens} recomputed"
         if (self.prefill_rows or 0) > rows:
             return f"{self.prefill_rows} rows prefilled of {rows} forwarded"
         if len(self.finished) > self.collected_tokens:
@@ -181,6 +186,23 @@ class IterationOutcome:
 
 
 _counts = attrgetter(*_COUNTS)
+
+
+def _no_count(counts: Sequence[Any]) -> str | None:
+    """The first that is no whole number, in words."""
+    for name, value in zip(_COUNTS, counts, strict=False):
+        if value is not None and not _is_whole(value):
+            return f"{name} is {value!r:.40}, which is no whole number"
+    return None
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def is_count(value: Any) -> bool:
+    """Whether it is a whole number from 0, of Python or of a library's."""
+    return _is_whole(value) and value >= 0
 
 
 class IterationEvents(NamedTuple):

@@ -192,6 +192,8 @@ class Recorder:
                 self._sums[name] += value
             elif value is None:
                 self._unsaid(name, outcome)
+        if outcome.forward_tokens is None:
+            self.unsaid.add("forward_tokens")
         if outcome.free_blocks is None:
             self.unsaid.add("free_blocks")
         else:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from batchbench.adapters import engine_factory, engine_tokenizer
-from batchbench.asking import describe
+from batchbench.asking import describe, require_described
 from batchbench.clocks import IterationCost
 from batchbench.demand import resolve_points
 from batchbench.driver import Limits, Pacing
@@ -30,7 +30,7 @@ from batchbench.protocol import (
 from batchbench.recorder import LedgerSink
 from batchbench.repetitions import Finished, Measured
 from batchbench.results import Result, ResultWriter, load_result, require_writable
-from batchbench.scenario import Scenario
+from batchbench.scenario import Scenario, SweepPoint
 from batchbench.service import Slo
 from batchbench.status import StatusWriter
 from batchbench.sweep import Pass, SweepObserver, check_sweep, sweep_pool_sizes
@@ -98,8 +98,15 @@ def prepared(
     requests, trace = requests_of(scenario, tokenizer, on_trace)
     make_engine = engine_factory(engine, scenario.engine, audit=audit) if isinstance(engine, str) else engine
     make_schedule = engine_factory("schedule", scenario.engine)
-    points = resolve_points(scenario.sweep, requests, make_engine, make_schedule, pacing_of(scenario))
-    return Job(scenario, requests, tuple(points), make_engine, trace)
+    points = tuple(resolve_points(scenario.sweep, requests, make_engine, make_schedule, pacing_of(scenario)))
+    require_described(describe(make_engine, points[0]), _asked(scenario, points[0]), f"scenario {scenario.name}")
+    return Job(scenario, requests, points, make_engine, trace)
+
+
+def _asked(scenario: Scenario, point: Point) -> dict[str, Any]:
+    """What the scenario writes under [engine] of the things that a point could change, unless this one does."""
+    written = scenario.engine.model_fields_set & SweepPoint.model_fields.keys()
+    return {name: getattr(scenario.engine, name) for name in written} | dict(point.choices)
 
 
 def run(

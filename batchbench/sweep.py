@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
-from batchbench.asking import describe, offer
+from batchbench.asking import built, describe, offer
 from batchbench.driver import Limits, Pacing, RunObserver, run_workload
 from batchbench.errors import RequestRefused, UsageError
 from batchbench.identity import require_repeated, require_same_texts
@@ -137,20 +137,17 @@ def _run_point(
     which: Pass,
     limits: Limits | None,
 ) -> ContinuousTiming:
-    engine = make_engine(point.pool_blocks, **dict(point.choices))
-    try:
+    with built(make_engine, point) as (engine, about):
         return run_workload(
             engine,
             requests,
             clock=clock,
             pacing=pacing,
             observer=observer,
-            sink=observer.ledger(point, engine.describe()) if which.is_result else None,
+            sink=observer.ledger(point, about) if which.is_result else None,
             choices=point.choices,
             limits=limits,
         )
-    finally:
-        engine.close()
 
 
 def check_sweep(
@@ -191,7 +188,7 @@ def _check_pools(
             f"a schedule counts the same every time: {repetitions} repetitions would tell nothing more; use 1"
         )
     # Memory for it, or an error now rather than after the smaller ones ran.
-    make_engine(largest, **dict(smallest.choices)).close()
+    describe(make_engine, Point(largest, smallest.choices))
     offer(requests, make_engine, smallest)
 
 

@@ -103,3 +103,78 @@ def test_a_text_of_the_wrong_length_is_an_error():
 def test_tokens_collected_and_then_lost_are_an_error():
     with pytest.raises(EngineFailed, match="reported 2 tokens collected, its texts hold 1"):
         play([request("a")], [it(1), it(1, finished=("a",))])
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"free_blocks": 9}, "9 blocks are free in a pool of 8"),
+        ({"running": 3}, "3 requests run in 2 slots"),
+        ({"running": 2, "waiting": 2}, "4 requests run or wait, but 3 have arrived and not finished"),
+        ({"waiting": 4}, "4 requests run or wait, but 3 have arrived and not finished"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(state, why):
+    requests = [request("a", 2), request("b", 2), request("c", 2), request("later", arrival=9)]
+    with pytest.raises(OutcomeRefused, match=f"^iteration 0: {why}$"):
+        play(requests, [it(2, **state)])
+
+
+def test_who_has_finished_neither_runs_nor_waits():
+    with pytest.raises(OutcomeRefused, match="iteration 0: 1 requests run or wait, but 0 have arrived and not"):
+        play([request("a")], [it(1, finished=("a",), running=1)])
+
+
+def books(positions, rebuilt, shared=None, evicted=("a",)):
+    """A prompt of 3 and an output of 2: 4 positions. It resumes in the last iteration."""
+    return [
+        it(1, forward_tokens=3, recomputed_tokens=0, rebuilt_tokens=0, shared_tokens=shared),
+        it(1, forward_tokens=positions, recomputed_tokens=rebuilt, rebuilt_tokens=rebuilt, preempted=evicted,
+           shared_tokens=None if shared is None else 0, finished=("a",)),
+    ]  # fmt: skip
+
+
+def test_every_position_is_computed_for_the_first_time_once():
+    a = [request("a", 2, prompt=3)]
+    assert play(a, books(1, 0)).forward_tokens == 4
+    assert play(a, books(4, 3)).forward_tokens == 7
+    with pytest.raises(OutcomeRefused, match="have 4 positions.* forwarded 7, of these 0 again.*: 3 are too many"):
+        play(a, books(4, 0))
+    with pytest.raises(OutcomeRefused, match="forwarded 6, of these 3 again.*: 1 are missing"):
+        play(a, books(3, 3))
+    with pytest.raises(OutcomeRefused, match="found 2 that others had computed: 2 are too many"):
+        play(a, books(1, 0, shared=2))
+
+
+def test_nobody_recomputes_who_was_not_evicted():
+    with pytest.raises(OutcomeRefused, match="nobody was evicted, but 3 positions are recomputed"):
+        play([request("a", 2, prompt=3)], books(4, 3, evicted=()))
+
+
+def test_books_that_are_not_told_are_not_held():
+    """No forward_tokens: one a row, whatever the prompt."""
+    assert play([request("a", 2, prompt=3)], [it(1), it(1, finished=("a",))]).forward_tokens == 2
+
+
+@pytest.mark.parametrize("member", ["submit", "step", "take"])
+def test_what_an_engine_raises_is_named_with_its_place(monkeypatch, member):
+    def broken(self, *arguments):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(ScriptedEngine, member, broken)
+    with pytest.raises(EngineFailed, match=rf"^pool 8, iteration \d: {member} raised ZeroDivisionError: by zero$") as e:
+        play([request("a")], [it(1, finished=("a",))])
+    assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(("member", "what"), [("step", "IterationOutcome"), ("take", "Text for 'a'")])
+def test_what_an_engine_returns_has_its_type(monkeypatch, member, what):
+    monkeypatch.setattr(ScriptedEngine, member, lambda self, *arguments: (1,))
+    with pytest.raises(EngineFailed, match=f"{member} returned no {what}"):
+        play([request("a")], [it(1, finished=("a",))])
+
+
+@pytest.mark.parametrize("token", [-1, 0.5, 0.0, None, True, "a"])
+def test_token_ids_are_whole_numbers(token):
+    with pytest.raises(EngineFailed, match="'a' has a token id .*, which is no whole number from 0"):
+        play([request("a")], [it(1, finished=("a",))], texts={"a": Text((token,))})

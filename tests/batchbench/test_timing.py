@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from batchbench import Admission, Eviction, IterationOutcome, Text
@@ -128,8 +129,13 @@ def test_occupancy_leaves_out_iterations_that_forwarded_nothing():
     [
         ({"issued_tokens": 1, "collected_tokens": 2}, "2 tokens collected from 1 rows"),
         ({"forward_tokens": 5, "recomputed_tokens": 6}, "6 positions recomputed of 5 forwarded"),
-        ({"forward_tokens": 5, "rebuilt_tokens": 6}, "6 positions rebuilt of 5 forwarded"),
-        ({"recomputed_tokens": 3}, "3 positions recomputed of 2 forwarded"),  # unreported: one per row
+        ({"forward_tokens": 5, "rebuilt_tokens": 6}, "6 positions rebuilt of 5 forwarded$"),
+        ({"recomputed_tokens": 3}, r"3 positions recomputed of 2 forwarded \(one a row, for forward_tokens is not"),
+        ({"forward_tokens": 5, "recomputed_tokens": 3, "rebuilt_tokens": 4}, "4 positions rebuilt, of 3 recomputed"),
+        ({"waiting": 1.5}, "waiting is 1.5, which is no whole number"),
+        ({"issued_tokens": 2.0}, "issued_tokens is 2.0, which is no whole number"),
+        ({"running": True}, "running is True, which is no whole number"),
+        ({"free_blocks": "3"}, "free_blocks is '3', which is no whole number"),
         ({"forward_tokens": 1}, "2 rows forwarded, but only 1 positions"),
         ({"collected_tokens": -1}, "collected_tokens is -1"),
         ({"recomputed_tokens": -1}, "recomputed_tokens is -1"),
@@ -148,6 +154,10 @@ def test_occupancy_leaves_out_iterations_that_forwarded_nothing():
 def test_an_impossible_iteration_is_refused(fields, message):
     with pytest.raises(OutcomeRefused, match=message):
         IterationOutcome(**({"issued_tokens": 2, "collected_tokens": 2} | fields))
+
+
+def test_whole_numbers_of_other_libraries_are_whole_numbers():
+    assert IterationOutcome(np.int64(2), np.int32(2), running=np.uint8(1)).positions == 2
 
 
 @pytest.mark.parametrize("fields", [{"preempted": ("b",)}, {"finished": ("b",)}, {"admissions": (Admission("b"),)}])
