@@ -76,6 +76,16 @@ class FolderLock:
             os.pwrite(fd, f"process {os.getpid()} since {now}".encode(), 0)
 
 
+def require_free(folder: Path) -> None:
+    """Raise UsageError if somebody holds the folder's lock now: before an hour's preparations, not after them."""
+    if is_held(folder):
+        try:
+            holder = (folder / _FILE).read_text(encoding="utf-8", errors="replace")[:_MOST_BYTES]
+        except OSError:
+            holder = ""
+        raise UsageError(f"output folder {folder}: another sweep writes there{_said(holder)}")
+
+
 def is_held(folder: Path) -> bool:
     """Whether a living process holds the folder's lock; True, too, where that cannot be known."""
     try:

@@ -19,16 +19,22 @@ class FilePath(os.PathLike[str]):
     """As `written`, from `folder`. `open` and `Path` take it, `str` says where it leads, a record has what is written.
 
     In a file's tables, a path that is not absolute may not leave the folder, by `..` or by a link: so a scenario that
-    somebody else wrote reads what came with it, or what it names in full.
+    somebody else wrote reads what came with it, or what it names in full. folder: None for a path of the caller's own.
     """
 
     written: str
-    folder: Path = Path()
+    folder: Path | None = None
 
     def __fspath__(self) -> str:
-        return str(self.folder / self.written)
+        return str((self.folder or Path()) / self.written)
 
     __str__ = __fspath__
+
+    def may_read(self, place: Path) -> bool:
+        """Whether that place, the path's own or one in it, lies where it may lead. Raises OSError, RuntimeError."""
+        if self.folder is None or os.path.isabs(self.written):
+            return True
+        return place.resolve().is_relative_to(self.folder.resolve())
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -48,11 +54,10 @@ def _checked(value: Any, as_text: ValidatorFunctionWrapHandler, info: Validation
     if not info.context:
         return FilePath(written)
     path = FilePath(written, info.context[FOLDER])
-    if not os.path.isabs(written):
-        try:
-            inside = Path(path).resolve().is_relative_to(path.folder.resolve())
-        except (OSError, RuntimeError):
-            raise ValueError("is no path: its links lead in a circle") from None
-        if not inside:
-            raise ValueError("leads out of the scenario's folder; write an absolute path if it should")
+    try:
+        inside = path.may_read(Path(path))
+    except (OSError, RuntimeError):
+        raise ValueError("is no path: its links lead in a circle") from None
+    if not inside:
+        raise ValueError("leads out of the scenario's folder; write an absolute path if it should")
     return path

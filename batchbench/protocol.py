@@ -265,7 +265,7 @@ class Text:
 class EngineDescription:
     """An engine as it was built, for the record. Sizes in blocks, positions and bytes.
 
-    model_hash: digest of what the model computes with, whatever it is called; None: the engine cannot say.
+    model_hash: digest of the model's files, whatever they are called; None: the engine cannot say.
     reports: the fields of IterationOutcome that it never leaves None.
     weight_bytes: all weights. iteration_weight_bytes: those that every iteration reads whole.
     computes_text: false for a schedule without a model, whose token ids are all 0 and go into no table.

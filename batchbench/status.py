@@ -136,8 +136,9 @@ State = Literal["none", "silent", "running", "died", "result"]
 class Sighting:
     """What a folder shows of a sweep at one moment.
 
-    state: `none`, nothing at all; `silent`, parts of a sweep without a status; `running`; `died`, its process is gone;
-    `result`, no sweep but a result. age_s: of the status. result_ns: when the result was written, if there is one.
+    state: `none`, nothing at all; `silent`, parts of a sweep without a status; `running`; `died`, nobody holds its
+    lock; `result`, no sweep but a result. age_s: of the status. result_ns: when the result was written, if there is
+    one.
     """
 
     state: State

@@ -27,7 +27,7 @@ _FAMILIES = {  # architecture -> what it adds to a Llama decoder
 def load_folder(folder: Path, dtype: torch.dtype, device: torch.device) -> Model:
     """Load a checkpoint folder. Raises CheckpointError naming the file, key or tensor at fault."""
     config = read_config(_json(folder / "config.json"))
-    files = _weight_files(folder)
+    files = weight_files(folder)
     handles: dict[Path, Any] = {}  # safetensors brings no types
     where: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -128,7 +128,8 @@ def _sliding_window(raw: dict[str, Any], family: str) -> int | None:
     return None if raw.get("sliding_window") is None else _whole(raw, "sliding_window")
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """Those that its index names, or all there are, by name. Raises CheckpointError."""
     if (folder / _INDEX).is_file():
         weight_map = _json(folder / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:

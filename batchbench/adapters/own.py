@@ -19,6 +19,7 @@ from batchbench.adapters.engine import (
 )
 from batchbench.environment import memory_bytes
 from batchbench.errors import UsageError
+from batchbench.paths import FilePath
 from batchbench.protocol import EngineDescription
 from batchbench.scenario import EngineSettings
 from batchbench.units import show_bytes
@@ -28,7 +29,7 @@ from engine.decoders import choose_decoder
 from engine.errors import CheckpointError
 from engine.gguf_file import load_gguf, open_gguf
 from engine.gguf_tokenizer import gguf_tokenizer
-from engine.hf_folder import load_folder
+from engine.hf_folder import load_folder, weight_files
 from engine.model import Model
 from engine.runner import ModelRunner
 from engine.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
@@ -123,12 +124,15 @@ def load_decoder(settings: EngineSettings, device: torch.device) -> Decoder:
 
 
 def model_hash(settings: EngineSettings) -> str:
-    """SHA-256 of the files that make the model, the tokenizer's left out: what it is told is in the workload's hash."""
+    """SHA-256 of config.json and the weights, or of a GGUF file, byte by byte.
+
+    What a tokenizer makes of texts is in the workload's hash.
+    """
     path = _model_path(settings)
     if path is None:
         return hashlib.sha256(f"tiny, seed {settings.seed}".encode()).hexdigest()
     digest = hashlib.sha256()
-    for file in [path] if path.is_file() else [path / "config.json", *sorted(path.glob("*.safetensors"))]:
+    for file in [path] if path.is_file() else [path / "config.json", *weight_files(path)]:
         with open(file, "rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()
@@ -148,9 +152,26 @@ def _model_path(settings: EngineSettings) -> Path | None:
     if settings.model.written == "tiny":
         return None
     path = Path(settings.model)
-    if path.is_dir() or path.is_file():
+    if path.is_file():
+        return path
+    if path.is_dir():
+        _require_inside(settings.model, path)
         return path
     raise UsageError(f"unknown model {str(path)!r}: not tiny, and no checkpoint folder or GGUF file of that path")
+
+
+def _require_inside(written: FilePath, folder: Path) -> None:
+    """Raise UsageError if a file of the model is a link that leads where the scenario may not."""
+    for file in sorted(folder.iterdir()):
+        try:
+            inside = written.may_read(file)
+        except (OSError, RuntimeError):  # links in a circle
+            inside = False
+        if not inside:
+            raise UsageError(
+                f"model {folder}: {file.name} leads out of the scenario's folder; write the model's absolute path "
+                f"if it should"
+            )
 
 
 def kv_bytes_per_token(model: Decoder) -> int:

@@ -16,6 +16,7 @@ from batchbench.commands.present import Format, degenerate_warning, plan_rows, p
 from batchbench.commands.progress import ProgressLines
 from batchbench.commands.shared import FOLDER, DebugOption, FormatOption, ScenarioFile, TrustOption, draw, errors, show
 from batchbench.errors import UsageError
+from batchbench.lock import require_free
 from batchbench.predict import read_bandwidth_bytes_per_s
 from batchbench.results import Result, require_writable
 from batchbench.running import Job, prepared, run, tokenizer_of
@@ -84,16 +85,18 @@ def sweep(
         if show_text and engine == "schedule":
             raise UsageError("--show-text: a schedule computes no text")
         scenario = with_run(with_numerics(load_scenario(scenario_file), numerics), repetitions, warmup)
+        tables = out or Path("results") / scenario.name
+        figures = plots or (out / "plots" if out else Path("plots") / scenario.name)
+        if not dry_run:  # before a model is loaded
+            require_writable(tables)
+            require_free(tables)
+            if not no_plots:
+                _require_figures(figures)
         tokenizer = tokenizer_of(scenario, engine, needed=show_text)
         job = prepared(scenario, engine, audit=audit, trust=trust or (), tokenizer=tokenizer, on_trace=print_trace)
         if dry_run:
             _print_plan(job, output_format)
             return
-        tables = out or Path("results") / scenario.name
-        figures = plots or (out / "plots" if out else Path("plots") / scenario.name)
-        require_writable(tables)
-        if not no_plots:
-            _require_figures(figures)
         given = {"--numerics": numerics, "--repetitions": repetitions, "--warmup": warmup}
         command = _command(scenario_file, engine, given, audit, trust)
         progress = None if no_progress else ProgressLines(Console(stderr=True), len(job.requests))

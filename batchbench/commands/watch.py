@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,6 +38,9 @@ def watch(
         typer.Argument(metavar="FOLDER", help="Output folder of the sweep, or its scenario file, for results/NAME."),
     ],
     once: Annotated[bool, typer.Option("--once", help="Say how it stands, and end.")] = False,
+    wait: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Seconds to wait for one to begin, if nothing is there yet.")
+    ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON document per line.")] = False,
     debug: DebugOption = False,
 ) -> None:
@@ -46,7 +50,7 @@ def watch(
     """
     with errors(debug):
         folder = Path("results") / load_scenario(place).name if place.suffix == ".toml" else place
-        first = _first(folder)
+        first = _first(folder, 0 if once else wait)
         last, watched = first, not once and first.state == "running"
         if watched:
             with _display(folder, as_json) as show:
@@ -57,8 +61,14 @@ def watch(
             print(printable(one_line(ended)))
 
 
-def _first(folder: Path) -> Sighting:
-    """How it stands at first. Raises UsageError if there is nothing to watch."""
+def _first(folder: Path, wait_s: float) -> Sighting:
+    """How it stands at first; a sweep loads its model before it writes. Raises UsageError if nothing is there."""
+    for n in range(round(wait_s / _POLL_S)):
+        if sight(folder).state != "none":
+            break
+        if n == 0:
+            print(printable(one_line(f"{folder}: waiting for a sweep to begin")), file=sys.stderr)
+        time.sleep(_POLL_S)
     for _ in range(round(_SILENT_S / _POLL_S)):
         seen = sight(folder)
         if seen.state == "none":
@@ -125,7 +135,7 @@ def _end(folder: Path, seen: Sighting, first: Sighting | None) -> str:
     if seen.state == "died":
         assert seen.status is not None
         raise BatchbenchError(
-            f"{folder}: the sweep has died: process {seen.status.pid} is gone; the points it finished are under "
+            f"{folder}: the sweep of process {seen.status.pid} has died; the points it finished are under "
             f"batchbench-parts/"
         )
     if first is None:

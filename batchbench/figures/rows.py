@@ -9,6 +9,7 @@ from matplotlib.ticker import FuncFormatter
 
 from batchbench.figures.style import LIGHT, MID, point_name, records, thousands, title
 from batchbench.results import Result
+from batchbench.sheets import escaped
 from batchbench.units import show_blocks
 
 
@@ -18,7 +19,9 @@ def rows_against_positions(result: Result, point: int) -> Figure:
     varied = pools["choices"].nunique() > 1
     if not varied:
         pools = pools.sort_values("pool_blocks")  # as every axis of pools
-    labels = [f"{one.choices}: {one.pool_blocks}" if one.choices else str(one.pool_blocks) for one in records(pools)]
+    labels = [
+        f"{escaped(one.choices)}: {one.pool_blocks}" if one.choices else str(one.pool_blocks) for one in records(pools)
+    ]
     axis = "" if varied else "pool [blocks]"
     label = {"fontsize": 8, "rotation": 90 if len(labels) > 8 else 0, "padding": 2}
     height = 3.9 + (0.065 * max(map(len, labels)) if varied else 0)  # they stand upright

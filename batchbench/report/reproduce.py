@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,10 @@ def reproduce(result: Result) -> Section:
                 f"Save the scenario below as {escaped(name)}. The command that made this result, but for its folders:"
             )
         )
+    elif "command" in run:
+        parts.append(Paragraph(f"Save the scenario below as {escaped(name)}. This result was made from Python:"))
+        parts.append(Code("Python", _python(run, name), "python"))
+        arguments = []
     else:
         arguments = ["sweep", name, *_derived(run)]
         parts.append(
@@ -36,7 +41,8 @@ def reproduce(result: Result) -> Section:
                 "not known:"
             )
         )
-    parts.append(Code("Command", f"batchbench {shlex.join(map(escaped, arguments))} --out out/again", "sh"))
+    if arguments:
+        parts.append(Code("Command", f"batchbench {shlex.join(map(escaped, arguments))} --out out/again", "sh"))
     text = scenario_toml(run["scenario"])
     if text is None:
         parts.append(Paragraph("The result does not hold its scenario, only its name."))
@@ -82,6 +88,15 @@ def _arguments(run: Mapping[str, Any]) -> list[str]:
 def _derived(run: Mapping[str, Any]) -> list[str]:
     """The engine, where the scenario does not say it: a schedule computes no text."""
     return ["--engine", "schedule"] if run["engine"].get("computes_text") is False else []
+
+
+def _python(run: Mapping[str, Any], name: str) -> str:
+    """The call that made it, but for an engine's factory, which only its author has."""
+    engine = run["engine"].get("engine")
+    ours = {"batchbench": '"own"', "schedule": '"schedule"'}.get(str(engine))
+    last = ours or f"make_engine)  # the factory of the engine that calls itself {escaped(str(engine))}"
+    call = f'run_scenario(load_scenario({json.dumps(escaped(name))}), "out/again", {last}' + (")" if ours else "")
+    return f"from batchbench import load_scenario, run_scenario\n\n{call}"
 
 
 def _needed(scenario: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -221,6 +222,23 @@ def test_a_model_s_hash_is_of_its_content(tmp_path):
         weights.write(bytes([last ^ 1]))
     assert hashed(model=str(tmp_path / "a")) != hashed(model=str(tmp_path / "b"))
     assert hashed() == hashed(dtype="bfloat16") != hashed(seed=1)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_no_file_of_a_model_leads_out_of_the_scenario_s_folder(tmp_path, file):
+    made, _ = written(tmp_path / "x.gguf")
+    convert(made, tmp_path / "work/model")
+    (tmp_path / "work/model" / file).rename(tmp_path / file)
+    (tmp_path / "work/model" / file).symlink_to(tmp_path / file)
+    day34 = Path("scenarios/day34.toml").read_text()
+    for name, fits in (("model", False), (tmp_path / "work/model", True)):
+        (tmp_path / "work/x.toml").write_text(day34.replace('model = "tiny"', f'model = "{name}"\ndevice = "cpu"'))
+        settings = load_scenario(tmp_path / "work/x.toml").engine
+        if fits:
+            engine_factory("own", settings)
+        else:
+            with pytest.raises(UsageError, match=f"{file} leads out of the scenario's folder; write the model's abs"):
+                engine_factory("own", settings)
 
 
 def test_an_unknown_engine_is_refused():

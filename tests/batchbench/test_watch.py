@@ -226,7 +226,7 @@ def test_a_sweep_that_is_killed_is_said_to_have_died(tmp_path):
         sweep.wait()
         _, complaint = watch.communicate(timeout=60)
     assert (watch.returncode, complaint) == (1, (
-        f"error: results/slow: the sweep has died: process {sweep.pid} is gone; the points it finished are under "
+        f"error: results/slow: the sweep of process {sweep.pid} has died; the points it finished are under "
         "batchbench-parts/\n"))  # fmt: skip
 
 
@@ -271,7 +271,7 @@ def test_a_dead_sweep_is_told_by_its_lock_and_its_silence(folder):
     age(folder, 3)
     assert sight(folder).state == "died"
     done = invoke("watch", str(folder), "--once")
-    assert done.exit_code == 1 and done.stdout == LINE + "\n" and "the sweep has died" in done.stderr
+    assert done.exit_code == 1 and done.stdout == LINE + "\n" and "has died" in done.stderr
     age(folder, 7)
     assert ", nothing new for 7." in invoke("watch", str(folder), "--once").stdout
     lock = FolderLock(folder)
@@ -282,9 +282,11 @@ def test_a_dead_sweep_is_told_by_its_lock_and_its_silence(folder):
 
 
 def test_without_a_sweep_it_says_what_is_there(tmp_path):
-    done = invoke("watch", str(tmp_path))
+    done = invoke("watch", str(tmp_path), "--wait", "0.5")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == f"error: {tmp_path}: no sweep runs here, and there is no result\n"
+    waiting, error = done.stderr.splitlines()
+    assert waiting == f"{tmp_path}: waiting for a sweep to begin"
+    assert error == f"error: {tmp_path}: no sweep runs here, and there is no result"
     assert invoke("watch", str(tmp_path / "missing"), "--once").exit_code == 2
     (tmp_path / "run.json").write_text("{}")
     done = invoke("watch", str(tmp_path))
