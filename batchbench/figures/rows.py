@@ -12,6 +12,8 @@ from batchbench.results import Result
 from batchbench.sheets import escaped
 from batchbench.units import show_blocks
 
+_LONGEST = 45  # characters of a choice under a bar
+
 
 def rows_against_positions(result: Result, point: int) -> Figure:
     """Counted in rows and in positions: one iteration of one point, then every point's whole run."""
@@ -19,9 +21,9 @@ def rows_against_positions(result: Result, point: int) -> Figure:
     varied = pools["choices"].nunique() > 1
     if not varied:
         pools = pools.sort_values("pool_blocks")  # as every axis of pools
-    labels = [
-        f"{escaped(one.choices)}: {one.pool_blocks}" if one.choices else str(one.pool_blocks) for one in records(pools)
-    ]
+    labels = [f"{_short(one.choices)}: {one.pool_blocks}" if one.choices else str(one.pool_blocks)
+              for one in records(pools)]  # fmt: skip
+    at = range(len(labels))
     axis = "" if varied else "pool [blocks]"
     label = {"fontsize": 8, "rotation": 90 if len(labels) > 8 else 0, "padding": 2}
     height = 3.9 + (0.065 * max(map(len, labels)) if varied else 0)  # they stand upright
@@ -29,17 +31,17 @@ def rows_against_positions(result: Result, point: int) -> Figure:
     one, rows, positions = figure.subplots(1, 3, width_ratios=(0.7, 1, 1))
     _one_iteration(one, result, point)
 
-    bars = rows.bar(labels, pools["issued_tokens"], color=LIGHT, edgecolor="0.2")
+    bars = rows.bar(at, pools["issued_tokens"], color=LIGHT, edgecolor="0.2")
     rows.bar_label(bars, [f"{total:,}" for total in pools["issued_tokens"]], **label)
     rows.set(title="whole runs, counted in rows", xlabel=axis, ylabel="rows")
     rebuilt = pools["rebuilt_tokens"]
     if rebuilt.isna().any():  # unreported is not zero: no split
-        bars = positions.bar(labels, pools["forward_tokens"], color=LIGHT, edgecolor="0.2")
+        bars = positions.bar(at, pools["forward_tokens"], color=LIGHT, edgecolor="0.2")
         positions.bar_label(bars, [f"{total:,}" for total in pools["forward_tokens"]], **label)
     else:
         first_time = pools["forward_tokens"] - rebuilt
-        positions.bar(labels, first_time, color=LIGHT, edgecolor="0.2", label="for the first time")
-        bars = positions.bar(labels, rebuilt, bottom=first_time, color=MID, edgecolor="0.1", hatch="////",
+        positions.bar(at, first_time, color=LIGHT, edgecolor="0.2", label="for the first time")
+        bars = positions.bar(at, rebuilt, bottom=first_time, color=MID, edgecolor="0.1", hatch="////",
                              label="K/V that had existed")  # fmt: skip
         positions.bar_label(bars, labels=[f"{total:,}" for total in pools["forward_tokens"]], **label)
         positions.legend(loc="upper left", fontsize=8)
@@ -48,9 +50,15 @@ def rows_against_positions(result: Result, point: int) -> Figure:
         axes.set_ylim(0, 1.35 * pools["forward_tokens"].max())
         axes.grid(axis="x", visible=False)
         axes.yaxis.set_major_formatter(FuncFormatter(thousands))
+        axes.set_xticks(at, labels)
         axes.tick_params(axis="x", rotation=90 if varied or len(labels) > 12 else 0)
     figure.suptitle(f"{title(result)}: rows against positions")
     return figure
+
+
+def _short(choices: str) -> str:
+    text = escaped(choices)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
 def _one_iteration(axes: Axes, result: Result, point: int) -> None:
