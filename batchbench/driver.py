@@ -25,7 +25,7 @@ from batchbench.protocol import (
     Text,
     Until,
     WorkloadClock,
-    is_count,
+    not_counts,
 )
 from batchbench.recorder import LedgerSink, Recorder
 from batchbench.timing import ContinuousTiming
@@ -207,8 +207,12 @@ class _Run:
 
     def _step(self) -> None:
         iteration = self.clock.iteration
-        with self._calling("step"):
+        try:  # as _Calling, which would cost every iteration
             outcome = self.clock.run(self.engine.step)
+        except BatchbenchError:
+            raise
+        except Exception as error:
+            raise self._failed("step", error) from error
         if type(outcome) is not IterationOutcome:
             raise EngineFailed(f"{self.name}, iteration {iteration}: step returned no IterationOutcome")
         self.ran += 1
@@ -230,6 +234,11 @@ class _Run:
 
     def _calling(self, member: str) -> _Calling:
         return _Calling(self, member)
+
+    def _failed(self, member: str, error: Exception) -> EngineFailed:
+        return EngineFailed(
+            f"{self.name}, iteration {self.clock.iteration}: {member} raised {type(error).__name__}: {error}"
+        )
 
     def _check_state(self, iteration: int, running: int, present: int, free_blocks: int) -> None:
         """present: those that run or wait after it; or the most of each, of a batch that begins with it."""
@@ -257,9 +266,8 @@ class _Run:
             raise EngineFailed(f"{request_id!r} finished with {got} tokens of {request.output_tokens}")
         self.kept += got
         if self.about.computes_text:
-            for token in text.token_ids:
-                if not is_count(token):
-                    raise EngineFailed(f"{request_id!r} has a token id {token!r:.40}, which is no whole number from 0")
+            if (odd := not_counts(text.token_ids)) is not None:
+                raise EngineFailed(f"{request_id!r} has a token id {odd}, which is no whole number from 0")
             self.texts[request_id] = text
         self.arrivals.finished(request_id, text.token_ids, self.clock)
 
@@ -310,10 +318,7 @@ class _Calling:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, BatchbenchError):
-            raise EngineFailed(
-                f"{self.run.name}, iteration {self.run.clock.iteration}: {self.member} raised "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            raise self.run._failed(self.member, error) from error
 
 
 class Arrivals:

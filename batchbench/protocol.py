@@ -197,12 +197,15 @@ def _no_count(counts: Sequence[Any]) -> str | None:
 
 
 def _is_whole(value: Any) -> bool:
-    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+    """Of Python or of a library's."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_count(value: Any) -> bool:
-    """Whether it is a whole number from 0, of Python or of a library's."""
-    return _is_whole(value) and value >= 0
+def not_counts(values: Sequence[Any]) -> str | None:
+    """The first that is no whole number from 0, in words."""
+    if _WHOLE.issuperset(map(type, values)) and None not in values and min(values, default=0) >= 0:
+        return None
+    return next((f"{value!r:.40}" for value in values if not _is_whole(value) or value < 0), None)
 
 
 class IterationEvents(NamedTuple):
