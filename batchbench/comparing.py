@@ -21,7 +21,7 @@ from batchbench.comparable import (
 )
 from batchbench.measures import Measure, Measures, kind_of, point_name
 from batchbench.results import Result
-from batchbench.significance import against_baseline
+from batchbench.significance import difference
 
 Verdict = Literal["equal", "better", "worse", "differs", "not shown", "unknown"]
 HEADLINES = ("iterations", "occupancy", "preemptions", "requests_preempted", "recomputed_tokens", "recompute_fraction",
@@ -141,10 +141,13 @@ def _change(metric: str, one: Measure, two: Measure, foreign: Sequence[str], oth
         return Change(metric, one.value, two.value, "not shown", f"other machine: {'; '.join(foreign)}")
     if not one.samples or not two.samples:
         return Change(metric, one.value, two.value, "not shown", "measured once")
-    shown = against_baseline(two.samples, one.samples, upper=two.value > one.value)
-    detail = f"n={len(one.samples)} and {len(two.samples)}, p={shown.p:.2g}"
+    counts = f"n={len(one.samples)} and {len(two.samples)}"
+    if len({*one.samples, *two.samples}) == 1:
+        return Change(metric, one.value, two.value, "equal", counts)
+    shown = difference(two.samples, one.samples)
+    detail = f"{counts}, p={shown.p:.2g}"
     if shown.side == "unknown":
-        return Change(metric, one.value, two.value, "not shown", detail)
+        return Change(metric, one.value, two.value, "not shown", f"{detail}; would settle it: {shown.settles}")
     return Change(metric, one.value, two.value, _better(metric, 1 if shown.side == "above" else -1), detail)
 
 

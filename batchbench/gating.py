@@ -221,7 +221,8 @@ def _held(rule: Rule, where: str, measure: Measure, before: Measure | None, alph
     sides: dict[str, Verdict] = {"above": "failed" if upper else "passed", "below": "passed" if upper else "failed"}
     verdict = sides.get(shown.side, "inconclusive")
     detail = f"measured, n={len(measure.samples)}" + (f" and {len(before.samples)}" if before else "")
-    detail += f", p={shown.p:.2g}" + (f"; would settle it: {shown.settles}" if shown.settles else "")
+    detail += ", no value breaks the limit" if shown.p is None else f", p={shown.p:.2g}"
+    detail += f"; would settle it: {shown.settles}" if shown.settles else ""
     return Finding(str(rule), where, verdict, detail, measure.value, shown_limit, known, shown.p)
 
 

@@ -86,11 +86,11 @@ def test_another_workload_is_incomparable(pair, tmp_path):
 
 
 def test_measured_values_need_repetitions(tmp_path):
-    one = measured_result(tmp_path / "a", [1.0, 1.1, 1.2])
-    slow = measured_result(tmp_path / "b", [2.0, 2.1, 2.2])
+    one = measured_result(tmp_path / "a", [1.0, 1.1, 1.2, 1.3])
+    slow = measured_result(tmp_path / "b", [2.0, 2.1, 2.2, 2.3])
     once = measured_result(tmp_path / "c", [2.0])
     (point,) = compare(one, slow, ["engine_s"]).points
-    assert (point.changes[0].verdict, point.changes[0].detail) == ("worse", "n=3 and 3, p=0.05")
+    assert (point.changes[0].verdict, point.changes[0].detail) == ("worse", "n=4 and 4, p=0.029")
     (point,) = compare(slow, one, ["engine_s"]).points
     assert point.changes[0].verdict == "better"
     (point,) = compare(one, once, ["engine_s"]).points
@@ -98,6 +98,25 @@ def test_measured_values_need_repetitions(tmp_path):
     there = measured_result(tmp_path / "d", [2.0, 2.1, 2.2], run={"machine": {"processor": "q"}})
     (point,) = compare(one, there, ["engine_s"]).points
     assert point.changes[0].verdict == "not shown" and "other machine" in point.changes[0].detail
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "verdict", "detail"),
+    [
+        ([0.0] * 5, [0.0] * 5, "equal", "n=5 and 5"),
+        ([0.0] * 5, [0.0, 0.0, 0.0, 0.0, 1.0], "not shown",
+         "n=5 and 5, p=1; would settle it: about 131 repetitions of both"),
+        ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], "not shown",
+         "n=3 and 3, p=0.1; would settle it: at least 4 repetitions of both; there are 3 and 3"),
+        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], "not shown",
+         "n=3 and 3, p=1; would settle it: at least 4 repetitions of both; there are 3 and 3"),
+    ],
+)  # fmt: skip
+def test_no_difference_is_claimed_where_none_is_shown(tmp_path, one, other, verdict, detail):
+    sides = [measured_result(tmp_path / name, values) for name, values in (("a", one), ("b", other))]
+    for pair in (sides, reversed(sides)):
+        ((change,),) = (point.changes for point in compare(*pair, ["engine_s"]).points)
+        assert (change.verdict, change.detail) == (verdict, detail)
 
 
 def test_points_that_only_one_has_are_named(pair, tmp_path):

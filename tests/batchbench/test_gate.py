@@ -25,7 +25,7 @@ from batchbench.measures import Measures, counted_columns, kind_of
 from batchbench.repetitions import measured
 from batchbench.results import load_result
 from batchbench.schema import TABLES
-from batchbench.significance import against_baseline, against_limit, rank_tests
+from batchbench.significance import Shown, against_baseline, against_limit, difference, rank_tests
 from tests.batchbench.scripted import Saves, it, play, request
 from tests.batchbench.test_cli import DAY34, invoke, scenario
 
@@ -412,12 +412,50 @@ def test_against_a_baseline_counts_every_rearrangement(values, baseline):
 
     splits = [wins(set(chosen)) for chosen in combinations(range(len(pooled)), len(values))]
     seen = wins(set(range(len(values))))
-    p_above, p_below = (sum(w >= seen for w in splits), sum(w <= seen for w in splits))
-    least = 1 if len(splits) < 20 or max(values) <= min(baseline) else min(p_above, p_below)
-    assert math.isclose(shown.p, least / len(splits))  # a quotient of other floats
-    kept = max(values) <= min(baseline)
-    want = "unknown" if shown.p > 0.05 else "above" if p_above < p_below and not kept else "below"
-    assert shown.side == want
+    above, below = (sum(w >= seen for w in splits), sum(w <= seen for w in splits))
+    enough, shows = len(splits) >= 20, 20 * min(above, below) <= len(splits)
+    if enough and not shows and max(values) <= min(baseline):
+        assert shown == Shown("below", None), "kept, and no test says so"
+    else:
+        assert math.isclose(shown.p, min(above, below) / len(splits))  # a quotient of other floats
+        assert shown.side == ("unknown" if not shows else "above" if above < below else "below")
+    two_sided = difference(values, baseline)
+    assert math.isclose(two_sided.p, min(1, 2 * min(above, below) / len(splits)))
+    shows = 40 * min(above, below) <= len(splits)
+    assert two_sided.side == ("unknown" if not shows else "above" if above < below else "below")
+    assert bool(two_sided.settles) == (not shows)
+
+
+@pytest.mark.parametrize(
+    ("values", "baseline", "p", "settles"),
+    [
+        ([0] * 5, [0] * 5, 1.0, "no reasonable number of repetitions (1000 would not do)"),
+        ([0, 0, 0, 0, 1], [0] * 5, 1.0, "about 131 repetitions of both"),
+        ([4, 5, 6], [1, 2, 3], 0.1, "at least 4 repetitions of both; there are 3 and 3"),
+        ([5, 6, 7, 8], [1, 2, 3, 4], 2 / 70, ""),
+    ],
+)
+def test_a_difference_is_tested_on_both_sides(values, baseline, p, settles):
+    """Its direction is seen from the values, so either could have been found."""
+    assert difference(values, baseline) == Shown("above" if p < 0.05 else "unknown", p, settles)
+    assert difference(baseline, values) == Shown("below" if p < 0.05 else "unknown", p, settles)
+
+
+def test_of_all_orders_of_what_does_not_differ_at_most_one_in_twenty_shows_a_difference():
+    """Exactly: every way in which n and n values without a tie can lie among each other is as likely."""
+    from itertools import combinations
+
+    for n in (3, 4, 5, 6):
+        splits = [set(chosen) for chosen in combinations(range(2 * n), n)]
+        claims = [difference(list(one), sorted({*range(2 * n)} - one)).side != "unknown" for one in splits]
+        assert 20 * sum(claims) <= len(splits) and any(claims) == (n > 3)
+
+
+def test_a_limit_that_is_kept_without_a_test_has_no_p(tmp_path):
+    wall = measured_result(tmp_path / "a", [1.0] * 5, clock="wall", preemptions=1)
+    (found,) = hold(wall, "max_increase", "preemptions=0", wall, allow_varying=True)
+    assert (found.verdict, found.p) == ("passed", None)
+    assert found.detail == "measured, n=5 and 5, no value breaks the limit"
 
 
 @pytest.mark.parametrize(
