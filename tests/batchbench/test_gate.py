@@ -11,12 +11,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbench import Eviction
+from batchbench import Admission, Eviction, Prefill
+from batchbench.counted_rows import first_difference
 from batchbench.errors import UsageError
 from batchbench.gate_formats import as_annotations, as_document, as_junit, as_markdown, figures_of, in_markdown
 from batchbench.gate_rules import Demands, Limit, Rule, load_demands, parse_rule
@@ -26,7 +28,7 @@ from batchbench.repetitions import measured
 from batchbench.results import load_result
 from batchbench.schema import TABLES
 from batchbench.significance import Shown, against_baseline, against_limit, difference, rank_tests
-from tests.batchbench.scripted import Saves, it, play, request
+from tests.batchbench.scripted import Saves, it, play, request, result_of
 from tests.batchbench.test_cli import DAY34, invoke, scenario
 
 RUN = {
@@ -212,33 +214,77 @@ def test_percentiles_of_requests_and_of_service(day34):
 
 def test_every_counter_of_every_table_is_in_exact(results, day34):
     same = judge(load_result(results / "c"), Demands(exact=True), day34)
-    rows = sum(len(day34.point(name, 0)) for name in ("pools", "requests", "iterations", "admissions", "prefills",
-                                                      "evictions", "token_runs"))  # fmt: skip
-    assert [f.verdict for f in same] == ["passed"] * 6 and same[0].detail == f"{rows} rows of 7 tables are equal"
+    counted = set(TABLES) - {"statistics", "texts"}
+    rows = sum(len(day34.point(name, 0)) for name in counted)
+    assert [f.verdict for f in same] == ["passed"] * 6 and same[0].detail == f"{rows} rows of 9 tables are equal"
     other = judge(load_result(results / "b"), Demands(exact=True), day34)
     assert [f.verdict for f in other] == ["failed"] * 6
     assert other[0].detail == "pools: watermark_blocks is 2, was 0"
     assert "also in requests, iterations, admissions" in other[5].detail
 
 
-@pytest.mark.parametrize(
-    "table", ["pools", "requests", "iterations", "admissions", "prefills", "evictions", "token_runs"]
-)
-def test_exact_sees_one_number_in_any_table(results, day34, tmp_path, table):
-    shutil.copytree(results / "a", tmp_path / "r")
-    file = tmp_path / "r" / f"{table}.parquet"
+def edited(source, folder, table, edit):
+    """A copy of a result, and of one table what `edit` makes of it."""
+    shutil.copytree(source, folder)
+    file = folder / f"{table}.parquet"
     data = pq.read_table(file)
-    column = next(n for n in reversed(counted_columns(table, "iterations"))
-                  if pa.types.is_integer(data.schema.field(n).type) and data[n].null_count < len(data))  # fmt: skip
-    values = data[column].to_pylist()
-    at = next(row for row, value in enumerate(values) if value is not None)
-    values[at] += 1
+    pq.write_table(edit(data).cast(data.schema), file)
+    return load_result(folder)
+
+
+def with_column(data, column, values):
     field = data.schema.get_field_index(column)
-    pq.write_table(data.set_column(field, data.schema.field(column), pa.array(values, pa.int64())), file)
-    found = judge(load_result(tmp_path / "r"), Demands(exact=True), day34)
-    assert sum(f.verdict == "failed" for f in found) == 1
+    return data.set_column(field, data.schema.field(column), pa.array(values, data.schema.field(column).type))
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("pools", "max_latency_iterations"), ("requests", "ttft_iterations"), ("iterations", "free_blocks"),
+     ("admissions", "slot"), ("prefills", "positions"), ("evictions", "freed_blocks"),
+     ("token_runs", "first_iteration"), ("service", "p99")],
+)  # fmt: skip
+def test_exact_sees_one_number_in_any_table(results, day34, tmp_path, table, column):
+    def one_more(data):
+        values = data[column].to_pylist()
+        values[0] += 1
+        return with_column(data, column, values)
+
+    found = judge(edited(results / "a", tmp_path / "r", table, one_more), Demands(exact=True), day34)
     (failed,) = [f for f in found if f.verdict == "failed"]
-    assert failed.detail.startswith(f"{table}: {column}") and f"is {values[at]}, was {values[at] - 1}" in failed.detail
+    was = pq.read_table(results / "a" / f"{table}.parquet")[column][0].as_py()
+    assert failed.detail.startswith(f"{table}: {column}") and f"is {was + 1}, was {was}" in failed.detail
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "named"),
+    [("service", "p99", "p99 of ttft in s"), ("repetitions", "engine_s", "engine_s is")],
+)
+def test_modelled_seconds_are_exact_too(tmp_path, table, column, named):
+    """The virtual clock gives them."""
+    modelled = "results/long_context"
+
+    def times_nine(data):
+        seconds = data["unit"].to_pylist() if table == "service" else ["s"] * len(data)
+        values = [
+            9 * value if unit == "s" else value for value, unit in zip(data[column].to_pylist(), seconds, strict=True)
+        ]
+        return with_column(data, column, values)
+
+    found = judge(edited(modelled, tmp_path / "r", table, times_nine), Demands(exact=True), load_result(modelled))
+    assert {f.verdict for f in found} == {"failed"} and named in found[0].detail
+    assert {f.verdict for f in judge(load_result(modelled), Demands(exact=True), load_result(modelled))} == {"passed"}
+
+
+def test_measured_seconds_are_not_exact(tmp_path):
+    """Nor is how often it was run."""
+    one, other = measured_result(tmp_path / "a", [1.0, 2.0]), measured_result(tmp_path / "b", [3.0])
+    assert {f.verdict for f in judge(other, Demands(exact=True), one)} == {"passed"}
+
+
+def test_not_a_number_is_the_null_that_it_means():
+    nan, null, one = (pa.table({"x": pa.array([value, 1.0])}) for value in (math.nan, None, 2.0))
+    assert first_difference(nan, nan) == first_difference(nan, null) == first_difference(null, nan) == ""
+    assert first_difference(nan, one) == "x in row 0 is null, was 2.0"
 
 
 def test_the_committed_result_has_the_same_texts_as_itself_and_a_changed_token_is_seen(tmp_path):
@@ -649,15 +695,67 @@ def test_annotations_come_with_every_form(results, monkeypatch, form):
     assert done.exit_code == 3 and done.stderr.count("::error ") == 1 and "::error" not in done.stdout
 
 
-def test_a_table_that_lost_its_rows_is_no_pass(results, day34, tmp_path):
-    for table in ("evictions", "iterations"):
-        shutil.copytree(results / "a", tmp_path / table)
-        file = tmp_path / table / f"{table}.parquet"
-        pq.write_table(pq.read_table(file).slice(0, 0), file)
-        hollow = load_result(tmp_path / table)
-        for pair in ((hollow, hollow), (hollow, day34), (day34, hollow)):
-            found = judge(pair[0], Demands(exact=True), pair[1])
-            assert "error" in {f.verdict for f in found} and f"the table {table} has 0 rows" in str(found)
+ONE_LESS = {
+    "iterations": "iterations has 99 rows that forwarded, which cannot be: `pools` counts 100",
+    "admissions": "admissions has 13 rows, which cannot be: requests and evictions are 14",
+    "prefills": "prefills has no row of r5, which cannot be: every request has one",
+    "evictions": "evictions has 7 rows, which cannot be: `pools` counts 8",
+    "token_runs": "token_runs has 8 tokens of r5, which cannot be: `requests` has 24",
+    "service": "service has 0 values of itl in s, which cannot be: `requests` has 138",
+}
+
+
+@pytest.mark.parametrize("table", ONE_LESS)
+@pytest.mark.parametrize("lost", ["one", "all"])
+def test_a_table_that_lost_rows_is_no_pass(tmp_path, table, lost):
+    """On both sides, too: nothing is equal to nothing. Of prefills, the rows of one request."""
+    committed = load_result("results/day34")
+
+    def less(data):
+        if lost == "all":
+            return data.slice(0, 0)
+        if table == "prefills":
+            return data.filter(pc.not_equal(data["request_id"], "r5"))
+        return data.slice(0, len(data) - 1)
+
+    hollow = edited("results/day34", tmp_path / "r", table, less)
+    for pair in ((hollow, hollow), (hollow, committed), (committed, hollow)):
+        found = judge(pair[0], Demands(exact=True), pair[1])
+        assert found[5].verdict == "error" and f"the table {table} has " in found[5].detail
+        assert lost == "all" or ONE_LESS[table] in found[5].detail
+        assert found[5].detail.startswith("the baseline: ") == (pair[0] is committed)
+
+
+@pytest.mark.parametrize("lost", ["null", "empty", "rows", "token"])
+def test_texts_that_are_not_there_are_not_the_same(tmp_path, lost):
+    def less(data):
+        if lost == "rows":
+            return data.slice(0, len(data) - 1)
+        tokens = data["token_ids"].to_pylist()
+        tokens[-1] = {"null": None, "empty": [], "token": tokens[-1][:-1]}[lost]
+        return with_column(data, "token_ids", tokens)
+
+    shutil.copytree("results/day34", tmp_path / "r")
+    file = tmp_path / "r" / "texts.parquet"
+    pq.write_table(less(pq.read_table(file)), file)
+    hollow = load_result(tmp_path / "r")
+    found = judge(hollow, Demands(same_text=True), hollow)
+    assert [f.verdict for f in found] == ["passed"] * 5 + ["error"]
+    held = {"rows": "no", "token": "23"}.get(lost, "0")
+    assert found[5].detail == f"the table texts has {held} tokens of r5, which cannot be: `requests` has 24"
+
+
+@pytest.mark.parametrize(
+    "unreported", [{"preempted": None}, {"admissions": None}, {"prefills": None}, {"began": None}, {}]
+)
+def test_what_an_engine_does_not_report_is_asked_of_no_table(tmp_path, unreported):
+    first = {"admissions": (Admission("a"), Admission("b")), "began": ("a", "b"), "paused": (),
+             "prefills": (Prefill("a", 1, 0, False), Prefill("b", 1, 0, False))}  # fmt: skip
+    last = {"admissions": (), "began": (), "paused": (), "prefills": (), "finished": ("a", "b")}
+    script = [it(2, **{**first, **unreported}), it(2, **{**last, **unreported})]
+    result = result_of(tmp_path, RUN, [request("a", 2), request("b", 2)], script)
+    (found,) = judge(result, Demands(exact=True), result)
+    assert (found.verdict, found.detail[-22:]) == ("passed", " of 9 tables are equal")
 
 
 def test_choices_are_named_before_or_after_the_limit():
