@@ -19,7 +19,7 @@ from batchbench.comparable import (
     require_same_workload,
     same_objectives,
 )
-from batchbench.measures import Measure, Measures, kind_of, point_name
+from batchbench.measures import SETTINGS, Measure, Measures, kind_of, point_name
 from batchbench.results import Result
 from batchbench.significance import difference
 
@@ -228,3 +228,17 @@ def changed_counters(first: Result, other: Result) -> list[tuple[str, str, Any, 
             found.append((point.name, "text", *(digest and digest[:12] for digest in digests)))
     found += [(name, "point", "there", "gone") for name in compared.only_first]
     return found + [(name, "point", "not there", "new") for name in compared.only_other]
+
+
+def changed_settings(first: Result, other: Result) -> list[tuple[str, str, Any, Any]]:
+    """(point, column of `pools`, was, is) of the settings that changed at points of both; `every` where one changed
+    alike at all of them.
+    """
+    before, after = first.rows("pools"), other.rows("pools")
+    pairs = [(before[here], after[there]) for here, there in matched(first, other)[0]]
+    found: list[tuple[str, str, Any, Any]] = []
+    for name in SETTINGS:
+        changes = [(point_name(was), name, was[name], now[name]) for was, now in pairs if was[name] != now[name]]
+        alike = len(changes) == len(pairs) > 1 and len({change[2:] for change in changes}) == 1
+        found += [("every", *changes[0][1:])] if alike else changes
+    return found

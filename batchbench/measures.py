@@ -26,6 +26,9 @@ _BY_TIME = ("goodput_requests", "goodput_fraction", "meets_slo")  # objectives a
 _OF_THE_RUN = ("repetitions", "text_digest", "pool_bytes")  # no counters: of how it was run, or compared elsewhere
 _SETTINGS = (*SweepPoint.model_fields, *_OF_THE_RUN, "requests", "reference_pool_blocks")  # columns, but no metrics
 _COLUMNS = {table: {column.name: column for column in TABLES[table]} for table in ("pools", "requests", "repetitions")}
+SETTINGS = tuple(  # of the engine or the run at a point, as columns of `pools`
+    name for name in _COLUMNS["pools"] if name in (*SweepPoint.model_fields, "repetitions", "pool_bytes")
+)
 _POINT = tuple(column.name for column in POINT_COLUMNS)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbench import Admission, Eviction, Prefill
+from batchbench.comparing import changed_settings
 from batchbench.counted_rows import first_difference
 from batchbench.errors import UsageError
 from batchbench.gate_formats import as_annotations, as_document, as_junit, as_markdown, figures_of, in_markdown
@@ -678,14 +682,93 @@ def test_an_output_that_cannot_be_written_is_no_pass(results, tmp_path):
     assert done.exit_code == 1 and "Is a directory" in done.stderr
 
 
-def test_machines_are_told_of_what_could_not_be_judged(results, tmp_path, monkeypatch):
-    """Or they would read what an earlier run wrote."""
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    (tmp_path / "j.xml").write_text("an earlier pass")
-    done = invoke("gate", str(results / "a"), "--exact", "--baseline", "nowhere", "--junit", str(tmp_path / "j.xml"))
-    assert done.exit_code == 2 and done.stderr.startswith("::error title=batchbench gate%3A error::gate: ")
+def told(tmp_path):
+    """What the three files of `gate_told` say: verdict, exit code and the message, which is the same in all."""
+    document = json.loads((tmp_path / "j.json").read_text())
     (case,) = ElementTree.parse(tmp_path / "j.xml").getroot()
-    assert "nowhere is not a result folder" in case.find("error").get("message")
+    (finding,) = document["findings"]
+    assert case.find("error").text == finding["detail"]
+    assert in_markdown(finding["detail"]) in (tmp_path / "m.md").read_text()
+    return document["verdict"], document["exit_code"], finding["detail"]
+
+
+def gate_told(tmp_path, *arguments):
+    """Runs a gate whose outputs an earlier one has passed."""
+    files = {"--junit": "j.xml", "--json": "j.json", "--markdown": "m.md"}
+    for name in files.values():
+        (tmp_path / name).write_text("an earlier pass")
+    return invoke("gate", *arguments, *(word for option, name in files.items()
+                                        for word in (option, str(tmp_path / name))))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere", "--max", "preemptions=1"), "nowhere is not a result folder"),
+        (("results/day34", "--exact", "--baseline", "nowhere"), "nowhere is not a result folder"),
+        (("results/day34", "--exact"), "give --baseline"),
+        (("results/day34", "--rules", "none.toml"), "gate file none.toml: No such file"),
+        (("results/day34", "--rules", "pyproject.toml"), "gate file pyproject.toml: build-system"),
+        (("results/day34", "--max", "preemptions"), "must be METRIC=LIMIT"),
+        (("results/day34", "--max", "preemptions=1", "--alpha", "0.5"), "--alpha 0.5"),
+        (("results/day34",), "the gate has no rule"),
+        (("results/day34", "--update", "--baseline", "results/swap"), "judges nothing"),
+    ],
+)
+@pytest.mark.parametrize("form", ["table", "json", "markdown"])
+def test_machines_are_told_of_whatever_ends_a_gate(tmp_path, monkeypatch, arguments, message, form):
+    """Or they would read what an earlier run wrote. The annotation has a line of its own."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = gate_told(tmp_path, *arguments, "--format", form)
+    assert done.exit_code == 2
+    verdict, code, detail = told(tmp_path)
+    assert (verdict, code) == ("error", 2) and message in detail
+    annotation, line = done.stderr.splitlines()
+    assert annotation.startswith("::error title=batchbench gate%3A error::gate: ") and line == f"error: {detail}"
+    written = {"table": "", "json": (tmp_path / "j.json").read_text(), "markdown": (tmp_path / "m.md").read_text()}
+    assert done.stdout == written[form]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "detail"),
+    [(RuntimeError("odd"), 1, "RuntimeError: odd"), (KeyboardInterrupt(), 130, "KeyboardInterrupt: ")],
+)
+def test_machines_are_told_of_what_nobody_expected(tmp_path, monkeypatch, error, code, detail):
+    def judge(*_, **__):
+        raise error
+
+    monkeypatch.setattr("batchbench.commands.gate.judge", judge)
+    assert gate_told(tmp_path, "results/day34", "--max", "preemptions=1").exit_code == code
+    assert told(tmp_path) == ("error", code, detail)
+
+
+def test_an_output_that_cannot_be_written_is_a_pass_in_no_other(tmp_path):
+    (tmp_path / "x").mkdir()
+    arguments = ("results/day34", "--max", "preemptions=99", "--json", str(tmp_path / "j.json"))
+    done = invoke("gate", *arguments, "--junit", str(tmp_path / "x"), "--format", "json")
+    assert done.exit_code == 1 and json.loads(done.stdout) == json.loads((tmp_path / "j.json").read_text())
+    document = json.loads(done.stdout)
+    assert (document["verdict"], document["exit_code"]) == ("error", 1)
+    done = invoke("gate", *arguments, "--junit", str(tmp_path / "x" / ".." / "j.json"))
+    assert done.exit_code == 2 and "each needs a file of its own" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("gate", "日本", "--max", "preemptions=99"), ("compare", "results/day34", "日本")])
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_a_terminal_that_lacks_the_characters_gets_escapes(tmp_path, command, form):
+    shutil.copytree("results/day34", tmp_path / "日本")
+    run = (tmp_path / "日本" / "run.json").read_text().replace('"name": "day34"', '"name": "日本"', 1)
+    (tmp_path / "日本" / "run.json").write_text(run)
+    words = [str(tmp_path / word) if word == "日本" else word for word in command]
+    done = subprocess.run([sys.executable, "-m", "batchbench", *words, "--format", form], capture_output=True,
+                          text=True, check=False, env=os.environ | {"PYTHONIOENCODING": "latin1"})  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "") and "\\u65e5\\u672c" in done.stdout
+
+
+def test_annotations_end_with_their_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = invoke("gate", "results/day34", "--max", "preemptions=5")
+    assert [line[:8] for line in done.stderr.splitlines()] == ["::error "] * 2 and done.stderr.endswith("\n")
 
 
 @pytest.mark.parametrize("form", ["table", "json", "markdown"])
@@ -800,6 +883,19 @@ def test_update_names_points_engines_and_texts_that_go(results, tmp_path):
     assert ["pool", "12", "point", "there", "gone"] in said and ["pool", "9", "point", "not", "there", "new"] in said
     assert any(line[:3] == ["every", "engine.engine", "engine.engine"] for line in said)
     assert any(line[:3] == ["pool", "48", "text"] and line[-1] == "null" for line in said)
+
+
+def test_update_names_settings(results, tmp_path):
+    """Once where every point changed alike."""
+    shutil.copytree(results / "a", tmp_path / "base")
+    done = invoke("gate", str(results / "b"), "--baseline", str(tmp_path / "base"), "--update")
+    said = [line.split() for line in done.stdout.splitlines()]
+    assert said.count(["every", "watermark_blocks", "0", "2"]) == 1
+    assert sum("watermark_blocks" in line for line in said) == 1
+    other = edited(results / "a", tmp_path / "r", "pools", lambda data: with_column(data, "slots", [4] * 5 + [6]))
+    assert changed_settings(load_result(results / "a"), other) == [
+        (f"pool {pool}", "slots", 6, 4) for pool in (48, 32, 24, 16, 12)
+    ]
 
 
 def test_update_touches_nothing_but_a_result_of_the_same_workload(results, tmp_path):
