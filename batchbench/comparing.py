@@ -57,7 +57,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class PairedLatency:
-    """Every request's latency in another result over its own in the first, in `unit`."""
+    """Every request's latency in another result over its own in the first, in `unit`. detail: of what was measured,
+    why it shows no difference.
+    """
 
     unit: str
     mean_ratio: float
@@ -66,6 +68,7 @@ class PairedLatency:
     equal: int
     worst_request: str
     worst_ratio: float
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,11 @@ def _compared(first: Result, other: Result, metrics: Sequence[str]) -> Compariso
             (here, there),
             tuple(_change(n, one.at(n, here), two.at(n, there), foreign, n.startswith(odd)) for n in metrics),
             _text(one.pools[here]["text_digest"], two.pools[there]["text_digest"]),
-            tuple(_latencies(first.point("requests", here), other.point("requests", there))),
+            tuple(
+                _latencies(
+                    first.point("requests", here), other.point("requests", there), one.pools[here]["clock"], foreign
+                )
+            ),
             _evictions(_by_request(one, here), _by_request(two, there)),
         )
         for here, there in pairs
@@ -165,9 +172,9 @@ def _text(one: str | None, two: str | None) -> Literal["equal", "differs", "not 
     return "equal" if one == two else "differs"
 
 
-def _latencies(one: pd.DataFrame, two: pd.DataFrame) -> list[PairedLatency]:
+def _latencies(one: pd.DataFrame, two: pd.DataFrame, clock: str, foreign: Sequence[str]) -> list[PairedLatency]:
     """In iterations, and in seconds where both have them. Both have the same requests, in the same order."""
-    found = []
+    found, caveat = [], "measured, one run each" + (f", on other machines: {'; '.join(foreign)}" if foreign else "")
     for column, unit in (("latency_iterations", "iterations"), ("latency_s", "s")):
         before, after = (frame[column].to_numpy(dtype=np.float64) for frame in (one, two))
         if np.isnan(before).any() or np.isnan(after).any() or not (before > 0).all():
@@ -176,7 +183,9 @@ def _latencies(one: pd.DataFrame, two: pd.DataFrame) -> list[PairedLatency]:
         worst = int(ratios.argmax())
         counts = (int((ratios > 1).sum()), int((ratios < 1).sum()), int((ratios == 1).sum()))
         name = str(one["request_id"].iloc[worst])
-        found.append(PairedLatency(unit, math.fsum(ratios) / len(ratios), *counts, name, float(ratios[worst])))
+        detail = caveat if kind_of(column, clock) == "measured" else ""
+        mean = math.fsum(ratios) / len(ratios)
+        found.append(PairedLatency(unit, mean, *counts, name, float(ratios[worst]), detail))
     return found
 
 
