@@ -143,7 +143,8 @@ def _change(metric: str, one: Measure, two: Measure, foreign: Sequence[str], oth
         both = one.value is None and two.value is None
         return Change(metric, one.value, two.value, "unknown", one.why if both or one.value is None else two.why)
     if "measured" not in (one.kind, two.kind):
-        return Change(metric, one.value, two.value, _better(metric, two.value - one.value))
+        note = one.note if one.note == two.note else "; ".join(filter(None, (one.note, two.note)))
+        return Change(metric, one.value, two.value, _better(metric, two.value - one.value), note)
     if foreign:
         return Change(metric, one.value, two.value, "not shown", f"other machine: {'; '.join(foreign)}")
     if not one.samples or not two.samples:

@@ -202,6 +202,7 @@ def _held(rule: Rule, where: str, measure: Measure, before: Measure | None, alph
     if measure.kind == "counted" or not measure.samples:
         value = Fraction(repr(measure.value))  # shortest decimal: 0.1 is a tenth, as in the rule
         how = "counted" if measure.kind == "counted" else "counted in the first repetition"
+        how += f", {measure.note}" if measure.note else ""
         kept = value == allowed if rule.bound == "equal" else value <= allowed if upper else value >= allowed
         return Finding(str(rule), where, "passed" if kept else "failed", how, measure.value, shown_limit, known)
     if before is None:

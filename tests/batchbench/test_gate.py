@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbench import Admission, Eviction, Prefill
-from batchbench.comparing import changed_settings
+from batchbench.comparing import changed_settings, compare
 from batchbench.counted_rows import first_difference
 from batchbench.errors import UsageError
 from batchbench.gate_formats import as_annotations, as_document, as_junit, as_markdown, figures_of, in_markdown
@@ -851,6 +851,39 @@ def test_the_mean_of_yes_and_no_is_the_share_of_yes():
     result = load_result("results/code_completion")
     shares = [Measures(result).at("meets_slo.mean", place).value for place in range(len(result.tables["pools"]))]
     assert shares == result.tables["pools"]["goodput_fraction"].tolist() and 0 < shares[-1] < 1
+
+
+def without(column, rows, outputs=None):
+    """An edit of `requests` that empties some of a column, and gives these requests so many tokens."""
+
+    def edit(data):
+        values = [None if row in rows else value for row, value in enumerate(data[column].to_pylist())]
+        tokens = data["output_tokens"].to_pylist()
+        kept = [outputs if outputs and row in rows else tokens for row, tokens in enumerate(tokens)]
+        return with_column(with_column(data, column, values), "output_tokens", kept)
+
+    return edit
+
+
+@pytest.mark.parametrize("column", ["ttft_iterations", "tpot_iterations", "paired_latency_ratio", "queued_iterations"])
+def test_a_statistic_is_of_every_request_or_an_error(results, tmp_path, column):
+    """Not of those that have a value: at 32 blocks two of six lack it."""
+    found = hold(edited(results / "a", tmp_path / "r", "requests", without(column, (7, 9))), "max", f"{column}.p99=1e9")
+    assert [f.verdict for f in found] == ["passed", "error", *["passed"] * 4]
+    assert found[1].detail == f"{column}.p99 is null: 2 of 6 requests lack it"
+    assert found[0].detail == "counted"
+
+
+def test_a_request_of_one_token_has_no_time_between_tokens(results, tmp_path):
+    """That is normal, and said."""
+    one = edited(results / "a", tmp_path / "r", "requests", without("tpot_iterations", (7, 9), outputs=1))
+    values = [v for v in one.point("requests", 1)["tpot_iterations"] if not math.isnan(v)]
+    found = hold(one, "max", "tpot_iterations.max=1e9")[1]
+    assert (found.verdict, found.value, len(values)) == ("passed", max(values), 4)
+    assert found.detail == "counted, over 4 of 6 requests: the others have one token"
+    (_, change, *_) = (point.changes[0] for point in compare(one, one, ["tpot_iterations.max"]).points)
+    assert (change.verdict, change.detail) == ("equal", "over 4 of 6 requests: the others have one token")
+    assert verdicts(one, "max", "output_tokens.max=24") == ["passed"] * 6
 
 
 # ---- baselines that change on purpose ----------------------------------------------------------
