@@ -20,7 +20,7 @@ from batchbench.significance import ALPHA, against_baseline, against_limit
 Verdict = Literal["passed", "failed", "inconclusive", "error", "incomparable"]
 EXIT_CODES: dict[Verdict, int] = {"passed": 0, "failed": 3, "inconclusive": 6, "incomparable": 5, "error": 2}
 _WORST: tuple[Verdict, ...] = ("incomparable", "error", "failed", "inconclusive", "passed")
-VARYING = "counters may differ between runs of the clock `wall`; --allow-varying-counters takes them all the same"
+VARYING = "counters may differ between runs of the clock `wall`; `allow_varying_counters` takes them all the same"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,19 @@ def judge(
 ) -> list[Finding]:
     """Every rule at every point that it covers. alpha: largest chance of a wrong verdict on what was measured.
 
-    Raises UsageError if nothing is demanded, or if a baseline is needed and not given, or given and not needed.
+    Raises UsageError if nothing is demanded, if a baseline is needed and not given, or given and not needed, and for an
+    alpha that is none. Messages name options as a command line, a file and a call all do, but for dashes.
     """
+    if not 0 < alpha < 0.5:
+        raise UsageError(f"alpha {alpha:g}: must be above 0 and below 0.5")
     if not (demands.rules or demands.exact or demands.same_text):
-        raise UsageError("the gate has no rule, and would let everything pass: give --max, --exact or --rules")
+        raise UsageError("the gate has no rule, and would let everything pass: give `max`, `exact` or `rules`")
     if demands.needs_baseline and baseline is None:
-        raise UsageError("a rule compares with a baseline, and there is none: give --baseline")
+        raise UsageError("a rule compares with a baseline, and there is none: give `baseline`")
     if baseline is not None:
         if not demands.needs_baseline:
             raise UsageError(
-                "there is a baseline, but no rule compares with it: give --max-increase, --equal or --exact"
+                "there is a baseline, but no rule compares with it: give `max_increase`, `equal` or `exact`"
             )
         try:
             require_same_engine(result, baseline)
@@ -125,7 +128,7 @@ class _Gate:
         if measure.kind == "counted" or (varying and not measure.samples):
             return ""
         if rule.bound == "equal":
-            return f"{rule.metric} is measured: no two runs are equal; use --max-increase"
+            return f"{rule.metric} is measured: no two runs are equal; use `max_increase`"
         if not measure.samples or (before is not None and not before.samples):
             return f"{rule.metric} is known of one run only, which shows nothing; columns of `repetitions` can be gated"
         differences = [] if before is None or self.baseline is None else machine_differences(self.result, self.baseline)

@@ -94,8 +94,6 @@ def gate(
 
 def _judged(result_folder: Path, demands: Demands, alpha: float, allow_varying: bool) -> tuple[str, list[Finding]]:
     """The result's name, and what every rule found."""
-    if not 0 < alpha < 0.5:
-        raise UsageError(f"--alpha {alpha:g}: must be above 0 and below 0.5")
     result = load_result(result_folder)
     before = None if demands.baseline is None else load_result(demands.baseline)
     return str(result.run["scenario"]["name"]), judge(result, demands, before, alpha=alpha, allow_varying=allow_varying)

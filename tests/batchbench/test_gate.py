@@ -587,7 +587,7 @@ def test_seconds_of_another_machine_are_incomparable(tmp_path):
 def test_counters_of_real_time_are_refused_unless_told_otherwise(tmp_path):
     wall = measured_result(tmp_path / "a", [1.0] * 5, clock="wall", preemptions=1)
     (found,) = hold(wall, "max", "preemptions=3")
-    assert found.verdict == "error" and "--allow-varying-counters" in found.detail
+    assert found.verdict == "error" and "`allow_varying_counters`" in found.detail
     (found,) = hold(wall, "max", "preemptions=3", allow_varying=True)
     assert found.verdict == "passed" and found.detail.startswith("measured, n=5")
     assert verdicts(wall, "max", "preemptions=1", allow_varying=True) == ["passed"], "on the limit is within it"
@@ -661,11 +661,11 @@ def test_the_command_says_the_same_in_every_form(results, tmp_path, monkeypatch)
     ("arguments", "message"),
     [
         ((), "the gate has no rule"),
-        (("--exact",), "give --baseline"),
+        (("--exact",), "give `baseline`"),
         (("--update",), "which baseline?"),
         (("--max", "preemptions"), "must be METRIC=LIMIT"),
-        (("--max", "preemptions=1", "--alpha", "0"), "--alpha 0"),
-        (("--max", "preemptions=1", "--alpha", "0.5"), "--alpha 0.5"),
+        (("--max", "preemptions=1", "--alpha", "0"), "alpha 0:"),
+        (("--max", "preemptions=1", "--alpha", "0.5"), "alpha 0.5:"),
         (("--max", "preemptions=1", "--rules", "none.toml"), "gate file none.toml"),
         (("--exact", "--baseline", "nowhere"), "is not a result folder"),
     ],
@@ -706,11 +706,11 @@ def gate_told(tmp_path, *arguments):
     [
         (("nowhere", "--max", "preemptions=1"), "nowhere is not a result folder"),
         (("results/day34", "--exact", "--baseline", "nowhere"), "nowhere is not a result folder"),
-        (("results/day34", "--exact"), "give --baseline"),
+        (("results/day34", "--exact"), "give `baseline`"),
         (("results/day34", "--rules", "none.toml"), "gate file none.toml: No such file"),
         (("results/day34", "--rules", "pyproject.toml"), "gate file pyproject.toml: build-system"),
         (("results/day34", "--max", "preemptions"), "must be METRIC=LIMIT"),
-        (("results/day34", "--max", "preemptions=1", "--alpha", "0.5"), "--alpha 0.5"),
+        (("results/day34", "--max", "preemptions=1", "--alpha", "0.5"), "alpha 0.5:"),
         (("results/day34",), "the gate has no rule"),
         (("results/day34", "--update", "--baseline", "results/swap"), "judges nothing"),
     ],
