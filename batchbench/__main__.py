@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
@@ -14,20 +15,23 @@ class _Stopped(BaseException):
     """A signal to stop: what is open is closed on the way out. No KeyboardInterrupt, which libraries catch."""
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        super().__init__(_SAID[signal.Signals(number)])
+        self.exit_code = 128 + number
 
 
 def main() -> None:
     """Run the command line; what happens before or outside a command is one line too."""
     _on_signals(_leave)  # while modules are imported, some of which catch every exception
+    if isinstance(sys.stdout, TextIOWrapper):  # else closed by the caller
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding gets escapes, not an error
     try:
         from batchbench.cli import app
 
         _on_signals(_stop)
         app()
     except _Stopped as error:
-        _say(_SAID[signal.Signals(error.number)])
-        raise SystemExit(128 + error.number) from None
+        _say(str(error))
+        raise SystemExit(error.exit_code) from None
     except OSError as error:  # the help or the version, on a device that is full
         _say(f"error: output: {error.strerror}")
         raise SystemExit(1) from None

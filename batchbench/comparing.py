@@ -19,9 +19,9 @@ from batchbench.comparable import (
     require_same_workload,
     same_objectives,
 )
-from batchbench.measures import Measure, Measures, kind_of, point_name
+from batchbench.measures import SETTINGS, Measure, Measures, kind_of, point_name
 from batchbench.results import Result
-from batchbench.significance import against_baseline
+from batchbench.significance import difference
 
 Verdict = Literal["equal", "better", "worse", "differs", "not shown", "unknown"]
 HEADLINES = ("iterations", "occupancy", "preemptions", "requests_preempted", "recomputed_tokens", "recompute_fraction",
@@ -57,7 +57,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class PairedLatency:
-    """Every request's latency in another result over its own in the first, in `unit`."""
+    """Every request's latency in another result over its own in the first, in `unit`. detail: of what was measured,
+    why it shows no difference.
+    """
 
     unit: str
     mean_ratio: float
@@ -66,6 +68,7 @@ class PairedLatency:
     equal: int
     worst_request: str
     worst_ratio: float
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,11 @@ def _compared(first: Result, other: Result, metrics: Sequence[str]) -> Compariso
             (here, there),
             tuple(_change(n, one.at(n, here), two.at(n, there), foreign, n.startswith(odd)) for n in metrics),
             _text(one.pools[here]["text_digest"], two.pools[there]["text_digest"]),
-            tuple(_latencies(first.point("requests", here), other.point("requests", there))),
+            tuple(
+                _latencies(
+                    first.point("requests", here), other.point("requests", there), one.pools[here]["clock"], foreign
+                )
+            ),
             _evictions(_by_request(one, here), _by_request(two, there)),
         )
         for here, there in pairs
@@ -136,15 +143,19 @@ def _change(metric: str, one: Measure, two: Measure, foreign: Sequence[str], oth
         both = one.value is None and two.value is None
         return Change(metric, one.value, two.value, "unknown", one.why if both or one.value is None else two.why)
     if "measured" not in (one.kind, two.kind):
-        return Change(metric, one.value, two.value, _better(metric, two.value - one.value))
+        note = one.note if one.note == two.note else "; ".join(filter(None, (one.note, two.note)))
+        return Change(metric, one.value, two.value, _better(metric, two.value - one.value), note)
     if foreign:
         return Change(metric, one.value, two.value, "not shown", f"other machine: {'; '.join(foreign)}")
     if not one.samples or not two.samples:
         return Change(metric, one.value, two.value, "not shown", "measured once")
-    shown = against_baseline(two.samples, one.samples, upper=two.value > one.value)
-    detail = f"n={len(one.samples)} and {len(two.samples)}, p={shown.p:.2g}"
+    counts = f"n={len(one.samples)} and {len(two.samples)}"
+    if len({*one.samples, *two.samples}) == 1:
+        return Change(metric, one.value, two.value, "equal", counts)
+    shown = difference(two.samples, one.samples)
+    detail = f"{counts}, p={shown.p:.2g}"
     if shown.side == "unknown":
-        return Change(metric, one.value, two.value, "not shown", detail)
+        return Change(metric, one.value, two.value, "not shown", f"{detail}; would settle it: {shown.settles}")
     return Change(metric, one.value, two.value, _better(metric, 1 if shown.side == "above" else -1), detail)
 
 
@@ -162,9 +173,9 @@ def _text(one: str | None, two: str | None) -> Literal["equal", "differs", "not 
     return "equal" if one == two else "differs"
 
 
-def _latencies(one: pd.DataFrame, two: pd.DataFrame) -> list[PairedLatency]:
+def _latencies(one: pd.DataFrame, two: pd.DataFrame, clock: str, foreign: Sequence[str]) -> list[PairedLatency]:
     """In iterations, and in seconds where both have them. Both have the same requests, in the same order."""
-    found = []
+    found, caveat = [], "measured, one run each" + (f", on other machines: {'; '.join(foreign)}" if foreign else "")
     for column, unit in (("latency_iterations", "iterations"), ("latency_s", "s")):
         before, after = (frame[column].to_numpy(dtype=np.float64) for frame in (one, two))
         if np.isnan(before).any() or np.isnan(after).any() or not (before > 0).all():
@@ -173,7 +184,9 @@ def _latencies(one: pd.DataFrame, two: pd.DataFrame) -> list[PairedLatency]:
         worst = int(ratios.argmax())
         counts = (int((ratios > 1).sum()), int((ratios < 1).sum()), int((ratios == 1).sum()))
         name = str(one["request_id"].iloc[worst])
-        found.append(PairedLatency(unit, math.fsum(ratios) / len(ratios), *counts, name, float(ratios[worst])))
+        detail = caveat if kind_of(column, clock) == "measured" else ""
+        mean = math.fsum(ratios) / len(ratios)
+        found.append(PairedLatency(unit, mean, *counts, name, float(ratios[worst]), detail))
     return found
 
 
@@ -225,3 +238,17 @@ def changed_counters(first: Result, other: Result) -> list[tuple[str, str, Any, 
             found.append((point.name, "text", *(digest and digest[:12] for digest in digests)))
     found += [(name, "point", "there", "gone") for name in compared.only_first]
     return found + [(name, "point", "not there", "new") for name in compared.only_other]
+
+
+def changed_settings(first: Result, other: Result) -> list[tuple[str, str, Any, Any]]:
+    """(point, column of `pools`, was, is) of the settings that changed at points of both; `every` where one changed
+    alike at all of them.
+    """
+    before, after = first.rows("pools"), other.rows("pools")
+    pairs = [(before[here], after[there]) for here, there in matched(first, other)[0]]
+    found: list[tuple[str, str, Any, Any]] = []
+    for name in SETTINGS:
+        changes = [(point_name(was), name, was[name], now[name]) for was, now in pairs if was[name] != now[name]]
+        alike = len(changes) == len(pairs) > 1 and len({change[2:] for change in changes}) == 1
+        found += [("every", *changes[0][1:])] if alike else changes
+    return found

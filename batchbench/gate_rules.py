@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -81,7 +82,9 @@ class Demands:
 
 
 def limit_of(text: str | float, *, relative: bool) -> Limit:
-    """0.01, 1e-3, or, where a baseline is behind it, 5%. Raises ValueError."""
+    """0.01, 1e-3, or, where a baseline is behind it, 5%. Raises ValueError, for what is no number at all, too."""
+    if isinstance(text, bool) or not isinstance(text, (str, Real)):
+        raise ValueError(f"{text!r} is no number")
     share = isinstance(text, str) and text.strip().endswith("%")
     if share and not relative:
         raise ValueError(f"{text!r} is a share, and there is no baseline that it is of")

@@ -7,22 +7,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-import pyarrow as pa
-
 from batchbench.comparable import machine_differences, matched, require_same_engine
+from batchbench.counted_rows import COUNTED_TABLES, counted_rows, first_difference
 from batchbench.errors import Incomparable, UsageError
 from batchbench.gate_rules import Demands, Rule
-from batchbench.measures import Measure, Measures, counted_columns, kind_of, point_name
+from batchbench.measures import Measure, Measures, kind_of, point_name
 from batchbench.results import Result
+from batchbench.row_counts import lost_rows, lost_texts
 from batchbench.schema import MAY_DIFFER
 from batchbench.significance import ALPHA, against_baseline, against_limit
 
 Verdict = Literal["passed", "failed", "inconclusive", "error", "incomparable"]
 EXIT_CODES: dict[Verdict, int] = {"passed": 0, "failed": 3, "inconclusive": 6, "incomparable": 5, "error": 2}
 _WORST: tuple[Verdict, ...] = ("incomparable", "error", "failed", "inconclusive", "passed")
-_EXACT_TABLES = ("pools", "requests", "iterations", "admissions", "prefills", "evictions", "token_runs")
-_SHOWN = 3  # columns that a finding names
-VARYING = "counters may differ between runs of the clock `wall`; --allow-varying-counters takes them all the same"
+VARYING = "counters may differ between runs of the clock `wall`; `allow_varying_counters` takes them all the same"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +53,19 @@ def judge(
 ) -> list[Finding]:
     """Every rule at every point that it covers. alpha: largest chance of a wrong verdict on what was measured.
 
-    Raises UsageError if nothing is demanded, or if a baseline is needed and not given, or given and not needed.
+    Raises UsageError if nothing is demanded, if a baseline is needed and not given, or given and not needed, and for an
+    alpha that is none. Messages name options as a command line, a file and a call all do, but for dashes.
     """
+    if not 0 < alpha < 0.5:
+        raise UsageError(f"alpha {alpha:g}: must be above 0 and below 0.5")
     if not (demands.rules or demands.exact or demands.same_text):
-        raise UsageError("the gate has no rule, and would let everything pass: give --max, --exact or --rules")
+        raise UsageError("the gate has no rule, and would let everything pass: give `max`, `exact` or `rules`")
     if demands.needs_baseline and baseline is None:
-        raise UsageError("a rule compares with a baseline, and there is none: give --baseline")
+        raise UsageError("a rule compares with a baseline, and there is none: give `baseline`")
     if baseline is not None:
         if not demands.needs_baseline:
             raise UsageError(
-                "there is a baseline, but no rule compares with it: give --max-increase, --equal or --exact"
+                "there is a baseline, but no rule compares with it: give `max_increase`, `equal` or `exact`"
             )
         try:
             require_same_engine(result, baseline)
@@ -127,7 +128,7 @@ class _Gate:
         if measure.kind == "counted" or (varying and not measure.samples):
             return ""
         if rule.bound == "equal":
-            return f"{rule.metric} is measured: no two runs are equal; use --max-increase"
+            return f"{rule.metric} is measured: no two runs are equal; use `max_increase`"
         if not measure.samples or (before is not None and not before.samples):
             return f"{rule.metric} is known of one run only, which shows nothing; columns of `repetitions` can be gated"
         differences = [] if before is None or self.baseline is None else machine_differences(self.result, self.baseline)
@@ -157,49 +158,42 @@ class _Gate:
 
     def _exact_at(self, where: str, place: int, twin: int) -> Finding:
         assert self.baseline is not None and self.before is not None
+        sides = ((self.result, place, self.pools[place]), (self.baseline, twin, self.before.pools[twin]))
+        for whose, side in zip(("", "the baseline: "), sides, strict=True):
+            if lost := lost_rows(*side):
+                return Finding("exact", where, "error", whose + lost)
         rows, differences = 0, dict[str, str]()
-        if hollow := _hollow(self.result, place, self.pools[place]) or _hollow(
-            self.baseline, twin, self.before.pools[twin]
-        ):
-            return Finding("exact", where, "error", hollow)
-        for table in _EXACT_TABLES:
-            columns = counted_columns(table, self.pools[place]["clock"])
-            mine, theirs = (
-                result.files.point(table, at, columns) for result, at in ((self.result, place), (self.baseline, twin))
-            )
+        for table in COUNTED_TABLES:
+            mine, theirs = (counted_rows(result, table, at, pool["clock"]) for result, at, pool in sides)
             rows += len(mine)
-            if found := _first_difference(mine, theirs):
+            if found := first_difference(mine, theirs):
                 differences[table] = found
         if not differences:
-            return Finding("exact", where, "passed", f"{rows} rows of {len(_EXACT_TABLES)} tables are equal")
+            return Finding("exact", where, "passed", f"{rows} rows of {len(COUNTED_TABLES)} tables are equal")
         (table, first), *others = differences.items()
         also = f"; also in {', '.join(name for name, _ in others)}" if others else ""
         return Finding("exact", where, "failed", f"{table}: {first}{also}")
 
     def same_text(self) -> Iterator[Finding]:
         """Every token of every request."""
-        assert self.baseline is not None
         yield from self._unpaired("same_text")
         for place, twin in self.twins.items():
-            where = point_name(self.pools[place])
-            mine = self.result.files.point("texts", place, ["request_id", "token_ids"])
-            theirs = self.baseline.files.point("texts", twin, ["request_id", "token_ids"])
-            if not len(mine) or not len(theirs):
-                yield Finding("same_text", where, "error", "one of the two computed no text")
-                continue
-            differs = _first_difference(mine, theirs)
-            detail = differs or f"the texts of {len(mine)} requests are equal"
-            yield Finding("same_text", where, "failed" if differs else "passed", detail)
+            yield self._same_text_at(point_name(self.pools[place]), place, twin)
 
-
-def _hollow(result: Result, place: int, pool: Any) -> str:
-    """Which table lacks what `pools` counts, in words; empty if none does."""
-    expected = {"iterations": None, "evictions": pool["preemptions"]}
-    for table, count in expected.items():
-        rows = len(result.files.point(table, place, ["iteration"]))
-        if rows == 0 if count is None else rows != count:
-            return f"the table {table} has {rows} rows, which cannot be: pools counts {count or pool['iterations']}"
-    return ""
+    def _same_text_at(self, where: str, place: int, twin: int) -> Finding:
+        assert self.baseline is not None and self.before is not None
+        if None in (self.pools[place]["text_digest"], self.before.pools[twin]["text_digest"]):
+            return Finding("same_text", where, "error", "one of the two computed no text")
+        for whose, result, at in (("", self.result, place), ("the baseline: ", self.baseline, twin)):
+            if lost := lost_texts(result, at):
+                return Finding("same_text", where, "error", whose + lost)
+        mine, theirs = (
+            result.files.point("texts", at, ["request_id", "token_ids"])
+            for result, at in ((self.result, place), (self.baseline, twin))
+        )
+        differs = first_difference(mine, theirs)
+        detail = differs or f"the texts of {len(mine)} requests are equal"
+        return Finding("same_text", where, "failed" if differs else "passed", detail)
 
 
 def _held(rule: Rule, where: str, measure: Measure, before: Measure | None, alpha: float) -> Finding:
@@ -211,6 +205,7 @@ def _held(rule: Rule, where: str, measure: Measure, before: Measure | None, alph
     if measure.kind == "counted" or not measure.samples:
         value = Fraction(repr(measure.value))  # shortest decimal: 0.1 is a tenth, as in the rule
         how = "counted" if measure.kind == "counted" else "counted in the first repetition"
+        how += f", {measure.note}" if measure.note else ""
         kept = value == allowed if rule.bound == "equal" else value <= allowed if upper else value >= allowed
         return Finding(str(rule), where, "passed" if kept else "failed", how, measure.value, shown_limit, known)
     if before is None:
@@ -221,7 +216,8 @@ def _held(rule: Rule, where: str, measure: Measure, before: Measure | None, alph
     sides: dict[str, Verdict] = {"above": "failed" if upper else "passed", "below": "passed" if upper else "failed"}
     verdict = sides.get(shown.side, "inconclusive")
     detail = f"measured, n={len(measure.samples)}" + (f" and {len(before.samples)}" if before else "")
-    detail += f", p={shown.p:.2g}" + (f"; would settle it: {shown.settles}" if shown.settles else "")
+    detail += ", no value breaks the limit" if shown.p is None else f", p={shown.p:.2g}"
+    detail += f"; would settle it: {shown.settles}" if shown.settles else ""
     return Finding(str(rule), where, verdict, detail, measure.value, shown_limit, known, shown.p)
 
 
@@ -235,34 +231,3 @@ def _allowed(rule: Rule, before: float | None) -> Fraction:
         return base
     change = abs(base) * rule.limit.amount if rule.limit.relative else rule.limit.amount
     return base + change if rule.bound == "max_increase" else base - change
-
-
-def _first_difference(mine: pa.Table, theirs: pa.Table) -> str:
-    """In which columns two tables differ, and the first row of each, in words; empty if in none."""
-    if len(mine) != len(theirs):
-        return f"{len(mine)} rows, the baseline has {len(theirs)}"
-    if mine.equals(theirs):
-        return ""
-    found = []
-    for name in mine.column_names:
-        here, there = (_decoded(table[name]) for table in (mine, theirs))
-        if here.equals(there):
-            continue
-        pairs = zip(here.to_pylist(), there.to_pylist(), strict=True)
-        if rows := [(row, one, other) for row, (one, other) in enumerate(pairs) if one != other]:
-            row, one, other = rows[0]
-            whose = f" of {mine['request_id'][row]}" if "request_id" in mine.column_names else ""
-            whose += f" in row {row}" if len(mine) > 1 else ""
-            found.append(f"{name}{whose} is {_said(one)}, was {_said(other)}")
-    more = f"; {len(found) - _SHOWN} more columns differ" if len(found) > _SHOWN else ""
-    return ", ".join(found[:_SHOWN]) + more
-
-
-def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Names as themselves: two dictionaries may number the same names otherwise."""
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-
-
-def _said(value: Any) -> str:
-    text = "null" if value is None else str(value)
-    return text if len(text) <= 80 else text[:77] + "..."

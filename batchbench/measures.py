@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from batchbench.errors import UsageError
 from batchbench.results import Result
 from batchbench.scenario import SweepPoint
-from batchbench.schema import MAY_DIFFER, POINT_COLUMNS, REPEATED_COUNTERS, TABLES, Column
+from batchbench.schema import MAY_DIFFER, ONE_TOKEN, POINT_COLUMNS, REPEATED_COUNTERS, TABLES, Column
 from batchbench.service import percentiles
 
 Kind = Literal["counted", "measured"]
@@ -26,6 +27,9 @@ _BY_TIME = ("goodput_requests", "goodput_fraction", "meets_slo")  # objectives a
 _OF_THE_RUN = ("repetitions", "text_digest", "pool_bytes")  # no counters: of how it was run, or compared elsewhere
 _SETTINGS = (*SweepPoint.model_fields, *_OF_THE_RUN, "requests", "reference_pool_blocks")  # columns, but no metrics
 _COLUMNS = {table: {column.name: column for column in TABLES[table]} for table in ("pools", "requests", "repetitions")}
+SETTINGS = tuple(  # of the engine or the run at a point, as columns of `pools`
+    name for name in _COLUMNS["pools"] if name in (*SweepPoint.model_fields, "repetitions", "pool_bytes")
+)
 _POINT = tuple(column.name for column in POINT_COLUMNS)
 
 
@@ -33,7 +37,8 @@ _POINT = tuple(column.name for column in POINT_COLUMNS)
 class Measure:
     """A metric at a point. value: None where the result has none, and then `why`.
 
-    samples: of what was measured, a value for each repetition; empty if only the first run's is known.
+    samples: of what was measured, a value for each repetition; empty if only the first run's is known. note: over which
+    requests it is, if not all.
     """
 
     value: float | None
@@ -41,6 +46,7 @@ class Measure:
     unit: str = ""
     why: str = ""
     samples: Sequence[float] = ()
+    note: str = ""
 
 
 class Measures:
@@ -54,8 +60,10 @@ class Measures:
         """Of a point, by its place. A name is a column of `pools`, as `recompute_fraction`; a figure of `service`, as
         `ttft_p99_iterations`; or a statistic of a column of `requests`, as `latency_iterations.p99`.
         """
-        value, column = self._found(metric, place)
         kind = kind_of(metric.partition(".")[0], self.pools[place]["clock"])
+        if (match := _OF_REQUESTS.fullmatch(metric)) and _is_metric(_COLUMNS["requests"].get(match[1])):
+            return self._of_requests(match[1], match[2], place, kind)
+        value, column = self._found(metric, place)
         if value is None or not math.isfinite(value):
             return Measure(None, kind, column.unit, column.null_when or "it has no finite value")
         samples = self._samples(metric, place) if kind == "measured" else ()
@@ -71,11 +79,23 @@ class Measures:
             return self.pools[place][metric], column
         if match := _SERVICE.fullmatch(metric):
             return self._of_service(match, place)
-        if match := _OF_REQUESTS.fullmatch(metric):
-            column = _COLUMNS["requests"].get(match[1])
-            if column is not None and _is_metric(column):
-                return _statistic(self.result.point("requests", place, [match[1]])[match[1]], match[2]), column
         raise UsageError(f"{metric!r} is no metric{_hint(metric, self.names())}")
+
+    def _of_requests(self, name: str, statistic: str, place: int, kind: Kind) -> Measure:
+        """Over every request, or over none: but where requests of one token have no value, over the others."""
+        column, asked = _COLUMNS["requests"][name], list(dict.fromkeys((name, "output_tokens")))
+        rows = self.result.point("requests", place, asked)
+        null = rows[name].isna()
+        if null.all():
+            return Measure(None, kind, column.unit, column.null_when or "no request has one")
+        normal = null & (rows["output_tokens"] == 1) & column.null_when.startswith(ONE_TOKEN)
+        if lost := int((null & ~normal).sum()):
+            return Measure(None, kind, column.unit, f"{lost} of {len(rows)} requests lack it")
+        value = _statistic(rows[name][~null].to_numpy(dtype=np.float64), statistic)
+        if not math.isfinite(value):
+            return Measure(None, kind, column.unit, "it has no finite value")
+        note = f"over {len(rows) - int(normal.sum())} of {len(rows)} requests: the others have one token"
+        return Measure(value, kind, column.unit, note=note if normal.any() else "")
 
     def _of_service(self, name: re.Match[str], place: int) -> tuple[float | None, Column]:
         metric, share, unit = name.groups()
@@ -115,18 +135,17 @@ def counted_columns(table: str, clock: str) -> list[str]:
     ]
 
 
-def _is_metric(column: Column) -> bool:
+def _is_metric(column: Column | None) -> bool:
+    if column is None:
+        return False
     number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
     return number and column.name not in (*_POINT, *_SETTINGS)
 
 
-def _statistic(values: Any, name: str) -> float | None:
-    known = values.dropna().to_numpy(dtype=np.float64)
-    if not len(known):
-        return None
+def _statistic(values: NDArray[np.float64], name: str) -> float:
     if name.startswith("p"):
-        return percentiles(known, shares=(int(name[1:]),))[0]
-    return {"min": float(known.min()), "max": float(known.max()), "mean": math.fsum(known) / len(known)}[name]
+        return percentiles(values, shares=(int(name[1:]),))[0]
+    return {"min": float(values.min()), "max": float(values.max()), "mean": math.fsum(values) / len(values)}[name]
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

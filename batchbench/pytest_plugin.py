@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:  # loaded in every run of pytest where batchbench is installed, so nothing heavy is imported here
-    from batchbench.gate_rules import Bound, Demands
+    from batchbench.gate_rules import Bound, Demands, Rule
     from batchbench.protocol import EngineFactory, Tokenizer
     from batchbench.results import Result
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:  # loaded in every run of pytest where batchbench is installed
 class Sweep:
     """A finished sweep. Each `assert_` raises AssertionError, naming what it found, unless every point passes.
 
-    UsageError if it is asked for nothing, or for a baseline that is none. Paths are relative to the root of the tests.
+    UsageError if it is asked for nothing, for a limit that is no number, or for a baseline that is none. Paths are
+    relative to the root of the tests.
 
     Limits are named by metric, as in `batchbench gate`: `assert_max(recompute_fraction=0.3)`, or, where the name is no
     identifier, `assert_max(**{"latency_iterations.p99": 80})`. pool, choices: of which points; of all if left out.
@@ -25,6 +26,15 @@ class Sweep:
 
     def __init__(self, folder: Path, result: Result, root: Path) -> None:
         self.folder, self.result, self._root = folder, result, root
+        self._options: dict[str, Any] = {}
+
+    def with_options(self, *, alpha: float = 0.05, allow_varying_counters: bool = False) -> Sweep:
+        """The same sweep, held with these, as `batchbench gate` has them. alpha: largest chance of a wrong verdict on
+        what was measured, for each limit and point. Counters that may differ between runs are refused unless allowed.
+        """
+        other = Sweep(self.folder, self.result, self._root)
+        other._options = {"alpha": alpha, "allow_varying": allow_varying_counters}
+        return other
 
     def assert_max(self, *, pool: int | None = None, choices: str = "", **limits: float) -> None:
         """At most these."""
@@ -45,6 +55,14 @@ class Sweep:
     ) -> None:
         """At most so much below it."""
         self._hold("max_decrease", baseline, pool, choices, limits)
+
+    def assert_equal(self, baseline: str | Path, *metrics: str, pool: int | None = None, choices: str = "") -> None:
+        """Exactly the baseline's."""
+        from batchbench.gate_rules import Demands, Rule
+
+        __tracebackhide__ = True
+        rules = tuple(Rule("equal", metric, None, pool, choices) for metric in metrics)
+        self._judge(Demands(_some("equal", rules), self._root / baseline))
 
     def assert_exact(self, baseline: str | Path) -> None:
         """Every counter of every table as in the baseline."""
@@ -72,14 +90,13 @@ class Sweep:
 
         __tracebackhide__ = True
         relative = baseline is not None
-        try:
-            rules = tuple(
-                Rule(bound, metric, limit_of(limit, relative=relative), pool, choices)
-                for metric, limit in limits.items()
-            )
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-        self._judge(Demands(rules, None if baseline is None else self._root / baseline))
+        rules = []
+        for metric, limit in limits.items():
+            try:
+                rules.append(Rule(bound, metric, limit_of(limit, relative=relative), pool, choices))
+            except ValueError as error:
+                raise UsageError(f"assert_{bound}: {metric}: {error}") from None
+        self._judge(Demands(_some(bound, rules), None if baseline is None else self._root / baseline))
 
     def _judge(self, demands: Demands) -> None:
         __tracebackhide__ = True
@@ -88,11 +105,20 @@ class Sweep:
         from batchbench.results import load_result
 
         baseline = None if demands.baseline is None else load_result(demands.baseline)
-        findings = judge(self.result, demands, baseline)
+        findings = judge(self.result, demands, baseline, **self._options)
         if (verdict := verdict_of(findings)) != "passed":
             wrong = [f for f in findings if f.verdict != "passed"]
             lines = [f"  {finding.verdict}: {finding.rule}: {said(finding)}" for finding in wrong]
             raise AssertionError("\n".join([f"gate {verdict}", *lines]))
+
+
+def _some(bound: str, rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """All of them. Raises UsageError if there is none."""
+    from batchbench.errors import UsageError
+
+    if not rules:
+        raise UsageError(f"assert_{bound}: names no metric, and would let everything pass")
+    return tuple(rules)
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,7 @@ MAY_DIFFER = "may differ between runs"
 REPEATED_COUNTERS = ("preemptions", "recomputed_tokens", "rebuilt_tokens", "forward_tokens", "iterations")
 POINT_COLUMNS = (_POINT, _POOL, _CHOICES, _NUMERICS)  # lead every table
 _UNTIMED = "a schedule on the clock of iterations takes no time"
+ONE_TOKEN = "it has one token"  # the only reason for which single requests lack a value that others have
 _NOT_TOLD = "the engine does not tell whose tokens come"
 _NO_REFERENCE = "there is no reference pool: none as large as this one is known to have evicted nobody"
 _NO_SLO = "the scenario has no [slo], or its times are not known"
@@ -256,9 +257,9 @@ REQUESTS = (
         RATIO,
         "iterations/token",
         "first to last token, over output_tokens - 1",
-        f"it has one token, or {_NOT_TOLD}",
+        f"{ONE_TOKEN}, or {_NOT_TOLD}",
     ),
-    Column("tpot_s", pa.float64(), "s/token", "the same in seconds", f"it has one token, {_NOT_TOLD}, or {_UNTIMED}"),
+    Column("tpot_s", pa.float64(), "s/token", "the same in seconds", f"{ONE_TOKEN}, {_NOT_TOLD}, or {_UNTIMED}"),
     Column("queued_iterations", COUNT, "iterations", "from arrival to first admission", _UNREPORTED),
     Column("returning_iterations", COUNT, "iterations", "from evictions to resumes, waiting", _UNREPORTED),
     Column(

@@ -16,14 +16,18 @@ ALPHA = 0.05
 _POWER = 0.8  # how often the repetitions that are named would show a difference such as was seen
 _EXACT = 80  # values of both samples up to which every arrangement is counted
 _MOST = 1000  # repetitions that are still worth naming
+_FURTHER = "a limit further away"
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """On which side it was shown to lie, with what probability by chance at most; if on none, what would settle it."""
+    """On which side it was shown to lie, with what probability by chance at most; if on none, what would settle it.
+
+    p: None where no test was needed, since no value breaks a limit that any of the baseline's sets.
+    """
 
     side: Side
-    p: float
+    p: float | None
     settles: str = ""
 
 
@@ -40,26 +44,46 @@ def against_limit(values: Sequence[float], limit: float, *, upper: bool, alpha: 
     if n < needed:
         return Shown("unknown", p, f"at least {needed} repetitions; there are {n}")
     share = max(broken, n - broken) / n
-    return Shown("unknown", p, _about(None if share == 0.5 else max(n + 1, _for_sign_test(share, alpha))))
+    return Shown("unknown", p, _about(None if share == 0.5 else max(n + 1, _for_sign_test(share, alpha)), _FURTHER))
 
 
 def against_baseline(values: Sequence[float], baseline: Sequence[float], *, upper: bool, alpha: float = ALPHA) -> Shown:
-    """One-sided rank tests (Mann and Whitney 1947) of whether `values` tend to lie above those of the baseline, exact
-    for ties too; where no value breaks the limit that any of the baseline's sets, it is kept.
+    """One-sided rank tests (Mann and Whitney 1947) of whether `values` tend to lie above, or below, limits that the
+    baseline's values set, exact for ties too; where no value breaks any of these limits, they are kept.
 
-    Of too few to show anything, p is the least that they could.
+    That is no evidence of a difference: ask `difference` for it.
     """
     n, m = len(values), len(baseline)
-    if (least := 1 / math.comb(n + m, n)) > alpha:
-        needed = next(k for k in range(1, _MOST) if 1 / math.comb(2 * k, k) <= alpha)
-        return Shown("unknown", least, f"at least {needed} repetitions of both; there are {n} and {m}")
-    if max(values) <= min(baseline) if upper else min(values) >= max(baseline):
-        return Shown(_sides(upper)[0], least)
     p_above, p_below = rank_tests(values, baseline)
     p = min(p_above, p_below)
+    if few := _too_few(n, m, alpha):
+        return Shown("unknown", p, few)
     if p <= alpha:
         return Shown("above" if p_above < p_below else "below", p)
-    return Shown("unknown", p, _about(_noether(values, baseline, alpha), " of both"))
+    if max(values) <= min(baseline) if upper else min(values) >= max(baseline):
+        return Shown(_sides(upper)[0], None)
+    return Shown("unknown", p, _about(_noether(values, baseline, alpha), _FURTHER, " of both"))
+
+
+def difference(values: Sequence[float], baseline: Sequence[float], *, alpha: float = ALPHA) -> Shown:
+    """A two-sided rank test of whether `values` tend to lie above or below those of the baseline, which of the two
+    being seen from them: twice the smaller one-sided p, at most 1.
+    """
+    p_above, p_below = rank_tests(values, baseline)
+    p = min(1.0, 2 * min(p_above, p_below))
+    if few := _too_few(len(values), len(baseline), alpha / 2):
+        return Shown("unknown", p, few)
+    if p <= alpha:
+        return Shown("above" if p_above < p_below else "below", p)
+    return Shown("unknown", p, _about(_noether(values, baseline, alpha / 2), "", " of both"))
+
+
+def _too_few(n: int, m: int, alpha: float) -> str:
+    """How many would be enough, where even samples that do not overlap show nothing in a one-sided test at alpha."""
+    if 1 / math.comb(n + m, n) <= alpha:
+        return ""
+    needed = next(k for k in range(1, _MOST) if 1 / math.comb(2 * k, k) <= alpha)
+    return f"at least {needed} repetitions of both; there are {n} and {m}"
 
 
 def rank_tests(values: Sequence[float], baseline: Sequence[float]) -> tuple[float, float]:
@@ -130,7 +154,10 @@ def _z(tail: float) -> float:
     return NormalDist().inv_cdf(1 - tail)
 
 
-def _about(repetitions: int | None, of: str = "") -> str:
+def _about(repetitions: int | None, otherwise: str, of: str = "") -> str:
+    """otherwise: what else would settle it."""
     if repetitions is None or repetitions > _MOST:
-        return f"no reasonable number of repetitions ({_MOST} would not do), but a limit further away"
-    return f"about {repetitions} repetitions{of}, or a limit further away"
+        return f"no reasonable number of repetitions ({_MOST} would not do)" + (
+            f", but {otherwise}" if otherwise else ""
+        )
+    return f"about {repetitions} repetitions{of}" + (f", or {otherwise}" if otherwise else "")

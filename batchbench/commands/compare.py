@@ -80,8 +80,8 @@ def _drawn(
         return []
     from batchbench.figures.compare import save_comparison  # matplotlib takes a second to import
 
-    save_comparison(results, names, found, figure)
-    return [one_line(f"figure: {figure}")]
+    drawn = save_comparison(results, names, found, figure)
+    return [one_line(f"figure: {figure}" + ("" if drawn else " is not drawn, since no point is in common"))]
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -123,7 +123,7 @@ def _sheets(first: str, other: str, found: Comparison, show_all: bool) -> list[S
     latencies = Sheet(
         ("point", "latency in", "mean ratio", "slower", "faster", "equal", "worst"),
         paired,
-        f"every request's latency in {other} over its own in {first}",
+        one_line(f"every request's latency in {other} over its own in {first}{_caveats(found)}"),
         words=("point", "latency in"),
     )
     moved = tuple((one_line(point.name), *_moved(point.evictions)) for point in found.points if point.evictions)
@@ -134,6 +134,12 @@ def _sheets(first: str, other: str, found: Comparison, show_all: bool) -> list[S
         words=("point", "victims of one only"),
     )
     return [sheet for sheet in (changes, latencies, evictions) if sheet.rows]
+
+
+def _caveats(found: Comparison) -> str:
+    """Of latencies that were measured."""
+    details = {one.unit: one.detail for point in found.points for one in point.latencies if one.detail}
+    return "".join(f"; in {unit}: {detail}" for unit, detail in details.items())
 
 
 def _is_known(change: Change) -> bool:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from batchbench.commands.present import Format, to_json
+from batchbench.commands.gate_outputs import Outputs, as_finding
+from batchbench.commands.present import Format
 from batchbench.commands.shared import DebugOption, FormatOption, errors
 from batchbench.comparable import engine_differences, require_same_requests
-from batchbench.comparing import changed_counters
-from batchbench.errors import BatchbenchError, UsageError
-from batchbench.gate_formats import as_annotations, as_document, as_junit, as_markdown, figures_of, number
-from batchbench.gate_rules import BOUNDS, Demands, Rule, load_demands, parse_rule
+from batchbench.comparing import changed_counters, changed_settings
+from batchbench.errors import UsageError
+from batchbench.gate_formats import number
+from batchbench.gate_rules import BOUNDS, Bound, Demands, load_demands, parse_rule
 from batchbench.gating import EXIT_CODES, Finding, judge, verdict_of
 from batchbench.results import Result, load_result, replace_result
 from batchbench.sheets import Sheet, one_line
@@ -71,40 +70,40 @@ def gate(
     tell; 2: a rule could not be judged, since it matched nothing, or a null.
     """
     with errors(debug):
-        if not 0 < alpha < 0.5:
-            raise UsageError(f"--alpha {alpha:g}: must be above 0 and below 0.5")
-        given = {"max": max, "min": min, "max_increase": max_increase, "max_decrease": max_decrease, "equal": equal}
-        asked = [parse_rule(bound, text) for bound in BOUNDS for text in given[bound] or ()]
-        demands = _demands(asked, rules, baseline, exact, same_text)
-        outputs = [path for path in (junit, json, markdown) if path is not None]
-        if update:
-            if demands.rules or demands.exact or demands.same_text or outputs:
-                raise UsageError("--update judges nothing: it goes without rules and outputs")
-            _update(result_folder, demands)
-            return
-        if lost := next((path for path in outputs if not path.parent.is_dir()), None):
-            raise UsageError(f"{lost}: there is no folder {lost.parent}")
-        name, findings, failed = str(result_folder), list[Finding](), None
+        given: dict[Bound, Rules] = {
+            "max": max,
+            "min": min,
+            "max_increase": max_increase,
+            "max_decrease": max_decrease,
+            "equal": equal,
+        }
+        outputs, failed = Outputs(output_format, junit, json, markdown), None
         try:
-            result = load_result(result_folder)
-            name = str(result.run["scenario"]["name"])
-            before = None if demands.baseline is None else load_result(demands.baseline)
-            findings = judge(result, demands, before, alpha=alpha, allow_varying=allow_varying_counters)
-            _print(name, findings, output_format)
-        except BatchbenchError as error:  # is told to machines too, or they would find what an earlier run wrote
-            failed, findings = error, [Finding("gate", "", "error", str(error))]
-        if os.environ.get("GITHUB_ACTIONS") == "true":
-            print("\n".join(as_annotations(findings)), file=sys.stderr, end="")
-        _write({junit: as_junit(name, findings), json: to_json(as_document(name, findings)) + "\n",
-                markdown: as_markdown(name, findings)})  # fmt: skip
-        if failed is not None:
-            raise failed
+            outputs.check()
+            demands = _demands(given, rules, baseline, exact, same_text)
+            if update:
+                _update(result_folder, demands, outputs)
+                return
+            name, findings = _judged(result_folder, demands, alpha, allow_varying_counters)
+        except BaseException as error:  # is told to machines too, or they would find what an earlier run wrote
+            name, findings, failed = str(result_folder), as_finding(error), error
+        outputs.tell(name, findings, failed)
         if code := EXIT_CODES[verdict_of(findings)]:
             raise typer.Exit(code)
 
 
-def _demands(asked: Sequence[Rule], file: Path | None, baseline: Path | None, exact: bool, same_text: bool) -> Demands:
+def _judged(result_folder: Path, demands: Demands, alpha: float, allow_varying: bool) -> tuple[str, list[Finding]]:
+    """The result's name, and what every rule found."""
+    result = load_result(result_folder)
+    before = None if demands.baseline is None else load_result(demands.baseline)
+    return str(result.run["scenario"]["name"]), judge(result, demands, before, alpha=alpha, allow_varying=allow_varying)
+
+
+def _demands(
+    given: Mapping[Bound, Rules], file: Path | None, baseline: Path | None, exact: bool, same_text: bool
+) -> Demands:
     """The file's, and the command line's beside them; the command line's baseline goes first."""
+    asked = [parse_rule(bound, text) for bound in BOUNDS for text in given[bound] or ()]
     found = Demands() if file is None else load_demands(file)
     return replace(
         found,
@@ -115,7 +114,9 @@ def _demands(asked: Sequence[Rule], file: Path | None, baseline: Path | None, ex
     )
 
 
-def _update(result_folder: Path, demands: Demands) -> None:
+def _update(result_folder: Path, demands: Demands, outputs: Outputs) -> None:
+    if demands.rules or demands.exact or demands.same_text or outputs.files:
+        raise UsageError("--update judges nothing: it goes without rules and outputs")
     if demands.baseline is None:
         raise UsageError("--update: which baseline? give --baseline")
     result, folder = load_result(result_folder), demands.baseline
@@ -132,12 +133,17 @@ def _update(result_folder: Path, demands: Demands) -> None:
 
 
 def _changes(before: Result, result: Result) -> list[tuple[str, ...]]:
-    """What the baseline's reader must know: the engine, every counter, the text, points; and rows of tables."""
+    """What the baseline's reader must know: the engine and its settings, every counter, the text, points; and rows of
+    tables.
+    """
     was, now = before.run["schema_version"], result.run["schema_version"]
     if was != now:
         require_same_requests(before, result)
         return [("every", "schema version", str(was), f"{now}; counters are not compared")]
     changes = [("every", difference.split(" ")[0], "", difference) for difference in engine_differences(before, result)]
+    changes += [
+        (point, what, _value(one), _value(other)) for point, what, one, other in changed_settings(before, result)
+    ]
     changes += [
         (point, what, _value(one), _value(other)) for point, what, one, other in changed_counters(before, result)
     ]
@@ -149,34 +155,3 @@ def _changes(before: Result, result: Result) -> list[tuple[str, ...]]:
 
 def _value(value: object) -> str:
     return number(value, missing="null") if value is None or isinstance(value, float) else str(value)
-
-
-def _print(name: str, findings: Sequence[Finding], output_format: Format) -> None:
-    if output_format is Format.json:
-        print(to_json(as_document(name, findings)))
-    elif output_format is Format.markdown:
-        print(as_markdown(name, findings), end="")
-    else:
-        rows = tuple(
-            (
-                finding.verdict if finding.verdict == "passed" else finding.verdict.upper(),
-                one_line(finding.rule),
-                one_line(finding.where),
-                *figures_of(finding),
-                one_line(finding.detail),
-            )
-            for finding in findings
-        )
-        headings = ("verdict", "rule", "point", "value", "limit", "baseline", "how")
-        Sheet(headings, rows, words=("verdict", "rule", "point", "how")).print()
-        print("\n" + one_line(f"{name}: {verdict_of(findings)}"))
-
-
-def _write(outputs: dict[Path | None, str]) -> None:
-    for path, text in outputs.items():
-        if path is None:
-            continue
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise BatchbenchError(f"{path}: {error.strerror or error}") from None

@@ -10,7 +10,7 @@ import typer
 
 from batchbench.calibration import require_savable
 from batchbench.commands.present import Format, to_json
-from batchbench.commands.shared import DebugOption, FormatOption, errors, printable
+from batchbench.commands.shared import DebugOption, FormatOption, errors
 from batchbench.errors import UsageError
 from batchbench.sheets import Sheet, one_line
 from batchbench.trace_stats import PEAK_WINDOW_S, Demand, TraceFacts, collect, describe, kv_demand
@@ -95,19 +95,14 @@ def _print(
         tail.append(f"figure: {plot}")
     sheets = [] if found is None else _sheets(found)
     if output_format is Format.markdown:
-        parts = ["\n".join(f"- {line}" for line in map(_safe, head + tail)), *(sheet.markdown() for sheet in sheets)]
+        parts = ["\n".join(f"- {line}" for line in map(one_line, head + tail)), *(sheet.markdown() for sheet in sheets)]
         print("\n\n".join(parts))
         return
-    print("\n".join(map(_safe, head)))
+    print("\n".join(map(one_line, head)))
     for sheet in sheets:
         print()
         sheet.print()
-    print("\n" + "\n".join(map(_safe, tail)))
-
-
-def _safe(line: str) -> str:
-    """What a file says cannot drive the terminal."""
-    return printable(one_line(line))
+    print("\n" + "\n".join(map(one_line, tail)))
 
 
 def _sheets(found: dict[str, Any]) -> list[Sheet]:

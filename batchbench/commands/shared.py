@@ -51,15 +51,20 @@ def errors(debug: bool) -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         if isinstance(error, BatchbenchError):
-            code, line = error.exit_code, f"error: {error}"
+            line = f"error: {error}"
         elif isinstance(error, KeyboardInterrupt):
-            code, line = 130, "interrupted"
+            line = "interrupted"
         elif isinstance(error, OSError):
-            code, line = 1, f"error: {error.filename or 'output'}: {error.strerror or error}"
+            line = f"error: {error.filename or 'output'}: {error.strerror or error}"
         else:
-            code, line = 1, f"internal error: {type(error).__name__}: {error} (--debug shows where)"
+            line = f"internal error: {type(error).__name__}: {error} (--debug shows where)"
         print(one_line(line), file=sys.stderr)
-        raise typer.Exit(code) from None
+        raise typer.Exit(exit_code_of(error)) from None
+
+
+def exit_code_of(error: BaseException) -> int:
+    """What a command ends with for it; 1 for what nobody expected."""
+    return 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
 
 
 def show(document: dict[str, Any], sheets: Sequence[Sheet], lines: list[str], output_format: Format) -> None:
@@ -72,13 +77,7 @@ def show(document: dict[str, Any], sheets: Sequence[Sheet], lines: list[str], ou
         for place, sheet in enumerate(sheets):
             print("\n" if place else "", end="")
             sheet.print()
-        print("\n" + printable("\n".join(lines)))
-
-
-def printable(text: str) -> str:
-    """For this terminal: one of another encoding gets escapes, not an error; closed, there is no encoding."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+        print("\n" + "\n".join(lines))
 
 
 def draw(result: Result, folder: Path, point: int | None = None, ending: str = "png") -> list[Path]:

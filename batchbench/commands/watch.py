@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from batchbench.commands.shared import DebugOption, errors, printable
+from batchbench.commands.shared import DebugOption, errors
 from batchbench.commands.watch_view import HISTORY, fill_of, watch_display, watch_document, watch_line
 from batchbench.errors import BatchbenchError, UsageError
 from batchbench.scenario import load_scenario
@@ -58,7 +58,7 @@ def watch(
         _say(folder, last, as_json)
         ended = _end(folder, last, first if watched else None)
         if ended and not as_json:
-            print(printable(one_line(ended)))
+            print(one_line(ended))
 
 
 def _first(folder: Path, wait_s: float) -> Sighting:
@@ -103,7 +103,7 @@ def _display(folder: Path, as_json: bool) -> Iterator[Show]:
             assert seen.status is not None
             if (news := seen.status.model_dump_json()) != told[0]:
                 told[0] = news
-                print(json.dumps(watch_document(folder, seen)) if as_json else printable(watch_line(seen)), flush=True)
+                print(json.dumps(watch_document(folder, seen)) if as_json else watch_line(seen), flush=True)
 
         yield line
         return
@@ -127,7 +127,7 @@ def _say(folder: Path, seen: Sighting, as_json: bool) -> None:
     if as_json:
         print(json.dumps(watch_document(folder, seen)))
     elif seen.status is not None:
-        print(printable(watch_line(seen)))
+        print(watch_line(seen))
 
 
 def _end(folder: Path, seen: Sighting, first: Sighting | None) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
+import matplotlib as mpl
 import pytest
 
 from batchbench.comparing import compare
 from batchbench.errors import Incomparable, UsageError
+from batchbench.figures.compare import comparison
+from batchbench.figures.style import STYLE
 from batchbench.results import load_result
 from tests.batchbench.test_cli import DAY34, invoke
 from tests.batchbench.test_gate import measured_result, results  # noqa: F401  # a fixture
@@ -86,11 +90,11 @@ def test_another_workload_is_incomparable(pair, tmp_path):
 
 
 def test_measured_values_need_repetitions(tmp_path):
-    one = measured_result(tmp_path / "a", [1.0, 1.1, 1.2])
-    slow = measured_result(tmp_path / "b", [2.0, 2.1, 2.2])
+    one = measured_result(tmp_path / "a", [1.0, 1.1, 1.2, 1.3])
+    slow = measured_result(tmp_path / "b", [2.0, 2.1, 2.2, 2.3])
     once = measured_result(tmp_path / "c", [2.0])
     (point,) = compare(one, slow, ["engine_s"]).points
-    assert (point.changes[0].verdict, point.changes[0].detail) == ("worse", "n=3 and 3, p=0.05")
+    assert (point.changes[0].verdict, point.changes[0].detail) == ("worse", "n=4 and 4, p=0.029")
     (point,) = compare(slow, one, ["engine_s"]).points
     assert point.changes[0].verdict == "better"
     (point,) = compare(one, once, ["engine_s"]).points
@@ -98,6 +102,25 @@ def test_measured_values_need_repetitions(tmp_path):
     there = measured_result(tmp_path / "d", [2.0, 2.1, 2.2], run={"machine": {"processor": "q"}})
     (point,) = compare(one, there, ["engine_s"]).points
     assert point.changes[0].verdict == "not shown" and "other machine" in point.changes[0].detail
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "verdict", "detail"),
+    [
+        ([0.0] * 5, [0.0] * 5, "equal", "n=5 and 5"),
+        ([0.0] * 5, [0.0, 0.0, 0.0, 0.0, 1.0], "not shown",
+         "n=5 and 5, p=1; would settle it: about 131 repetitions of both"),
+        ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], "not shown",
+         "n=3 and 3, p=0.1; would settle it: at least 4 repetitions of both; there are 3 and 3"),
+        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], "not shown",
+         "n=3 and 3, p=1; would settle it: at least 4 repetitions of both; there are 3 and 3"),
+    ],
+)  # fmt: skip
+def test_no_difference_is_claimed_where_none_is_shown(tmp_path, one, other, verdict, detail):
+    sides = [measured_result(tmp_path / name, values) for name, values in (("a", one), ("b", other))]
+    for pair in (sides, reversed(sides)):
+        ((change,),) = (point.changes for point in compare(*pair, ["engine_s"]).points)
+        assert (change.verdict, change.detail) == (verdict, detail)
 
 
 def test_points_that_only_one_has_are_named(pair, tmp_path):
@@ -113,8 +136,9 @@ def test_points_that_only_one_has_are_named(pair, tmp_path):
                   "--no-plots", "--no-progress").exit_code == 0  # fmt: skip
     done = invoke("compare", "results/day34", str(tmp_path / "y"))
     assert done.stdout.startswith("\nday34 and y have no point in common\nonly in day34: pool 48;")
-    done = invoke("compare", "results/day34", str(tmp_path / "y"), "--figure", str(tmp_path / "f.png"))
-    assert done.exit_code == 2 and "no point in common" in done.stderr
+    drawn = invoke("compare", "results/day34", str(tmp_path / "y"), "--figure", str(tmp_path / "f.png"))
+    nothing = f"figure: {tmp_path / 'f.png'} is not drawn, since no point is in common\n"
+    assert (drawn.exit_code, drawn.stdout) == (0, done.stdout + nothing) and not (tmp_path / "f.png").exists()
 
 
 def test_the_command(results, tmp_path):  # noqa: F811
@@ -132,6 +156,58 @@ def test_the_command(results, tmp_path):  # noqa: F811
     markdown = invoke("compare", a, b, "--format", "markdown").stdout
     assert markdown.count("| pool 12 |") >= 3 and markdown.startswith("- b: not all texts were computed")
     assert "equal" in invoke("compare", a, b, "--all").stdout
+
+
+def drawn(folders, names):
+    """The figure of results against the first, laid out."""
+    loaded = [load_result(folder) for folder in folders]
+    with mpl.rc_context(STYLE):
+        figure = comparison(loaded, names, [compare(loaded[0], other) for other in loaded[1:]])
+        figure.draw_without_rendering()
+    return figure
+
+
+def test_the_legend_names_every_result():
+    """One that begins with an underscore, too."""
+    figure = drawn(["results/day34"] * 3, ["_a", "b", "_c"])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["_a", "b", "_c"]
+    assert len({line.get_marker() for line in figure.legends[0].get_lines()}) == 3
+
+
+@pytest.mark.parametrize("name", ["day34", "victims", "schedules"])
+def test_axes_stay_as_large_whatever_the_points_are_called(name):
+    """Their names stand below without touching each other, and the legend below them."""
+    figure = drawn([f"results/{name}"] * 2, ["a", "b" * 60])
+    for axes in figure.axes:
+        box = axes.get_window_extent()
+        assert box.width > 4 * figure.dpi and box.height > 2.2 * figure.dpi
+    for axes in figure.axes[2:]:
+        names = [label.get_window_extent() for label in axes.get_xticklabels()]
+        assert all(one.x1 <= other.x0 for one, other in pairwise(names))
+        assert axes.xaxis.label.get_window_extent().y0 >= figure.legends[0].get_window_extent().y1
+
+
+@pytest.mark.parametrize(("pools", "said"), [("[48, 9]", "1 point"), ("[48, 9, 10]", "2 points")])
+def test_points_that_are_not_drawn_are_counted(tmp_path, pools, said):
+    (tmp_path / "z.toml").write_text(DAY34.read_text().replace("[48, 32, 24, 16, 12, 8]", pools))
+    assert invoke("sweep", str(tmp_path / "z.toml"), "--engine", "schedule", "--out", str(tmp_path / "z"),
+                  "--no-plots", "--no-progress").exit_code == 0  # fmt: skip
+    title = drawn(["results/day34", tmp_path / "z"], ["a", "b"]).get_suptitle()
+    assert title == f"day34: b against a\n{said} that a lacks: not drawn"
+
+
+def test_seconds_of_one_run_each_are_said_to_be(tmp_path):
+    """Ratios of latencies: no repetition tells how much they vary."""
+    one, other = measured_result(tmp_path / "a", [1.0] * 5), measured_result(tmp_path / "b", [1.0] * 5)
+    there = measured_result(tmp_path / "c", [1.0], run={"machine": {"processor": "q"}})
+    details = {line.unit: line.detail for line in compare(one, other).points[0].latencies}
+    assert details == {"iterations": "", "s": "measured, one run each"}
+    details = {line.unit: line.detail for line in compare(one, there).points[0].latencies}
+    assert details["s"].startswith("measured, one run each, on other machines: machine.system s against None")
+    title = "every request's latency in b over its own in a; in s: measured, one run each\n"
+    assert title in invoke("compare", str(tmp_path / "a"), str(tmp_path / "b")).stdout
+    modelled = load_result("results/long_context")
+    assert {line.detail for line in compare(modelled, modelled).points[0].latencies} == {""}
 
 
 @pytest.mark.parametrize(

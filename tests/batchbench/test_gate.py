@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchbench import Eviction
+from batchbench import Admission, Eviction, Prefill
+from batchbench.comparing import changed_settings, compare
+from batchbench.counted_rows import first_difference
 from batchbench.errors import UsageError
 from batchbench.gate_formats import as_annotations, as_document, as_junit, as_markdown, figures_of, in_markdown
 from batchbench.gate_rules import Demands, Limit, Rule, load_demands, parse_rule
@@ -25,8 +31,8 @@ from batchbench.measures import Measures, counted_columns, kind_of
 from batchbench.repetitions import measured
 from batchbench.results import load_result
 from batchbench.schema import TABLES
-from batchbench.significance import against_baseline, against_limit, rank_tests
-from tests.batchbench.scripted import Saves, it, play, request
+from batchbench.significance import Shown, against_baseline, against_limit, difference, rank_tests
+from tests.batchbench.scripted import Saves, it, play, request, result_of
 from tests.batchbench.test_cli import DAY34, invoke, scenario
 
 RUN = {
@@ -212,33 +218,77 @@ def test_percentiles_of_requests_and_of_service(day34):
 
 def test_every_counter_of_every_table_is_in_exact(results, day34):
     same = judge(load_result(results / "c"), Demands(exact=True), day34)
-    rows = sum(len(day34.point(name, 0)) for name in ("pools", "requests", "iterations", "admissions", "prefills",
-                                                      "evictions", "token_runs"))  # fmt: skip
-    assert [f.verdict for f in same] == ["passed"] * 6 and same[0].detail == f"{rows} rows of 7 tables are equal"
+    counted = set(TABLES) - {"statistics", "texts"}
+    rows = sum(len(day34.point(name, 0)) for name in counted)
+    assert [f.verdict for f in same] == ["passed"] * 6 and same[0].detail == f"{rows} rows of 9 tables are equal"
     other = judge(load_result(results / "b"), Demands(exact=True), day34)
     assert [f.verdict for f in other] == ["failed"] * 6
     assert other[0].detail == "pools: watermark_blocks is 2, was 0"
     assert "also in requests, iterations, admissions" in other[5].detail
 
 
-@pytest.mark.parametrize(
-    "table", ["pools", "requests", "iterations", "admissions", "prefills", "evictions", "token_runs"]
-)
-def test_exact_sees_one_number_in_any_table(results, day34, tmp_path, table):
-    shutil.copytree(results / "a", tmp_path / "r")
-    file = tmp_path / "r" / f"{table}.parquet"
+def edited(source, folder, table, edit):
+    """A copy of a result, and of one table what `edit` makes of it."""
+    shutil.copytree(source, folder)
+    file = folder / f"{table}.parquet"
     data = pq.read_table(file)
-    column = next(n for n in reversed(counted_columns(table, "iterations"))
-                  if pa.types.is_integer(data.schema.field(n).type) and data[n].null_count < len(data))  # fmt: skip
-    values = data[column].to_pylist()
-    at = next(row for row, value in enumerate(values) if value is not None)
-    values[at] += 1
+    pq.write_table(edit(data).cast(data.schema), file)
+    return load_result(folder)
+
+
+def with_column(data, column, values):
     field = data.schema.get_field_index(column)
-    pq.write_table(data.set_column(field, data.schema.field(column), pa.array(values, pa.int64())), file)
-    found = judge(load_result(tmp_path / "r"), Demands(exact=True), day34)
-    assert sum(f.verdict == "failed" for f in found) == 1
+    return data.set_column(field, data.schema.field(column), pa.array(values, data.schema.field(column).type))
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("pools", "max_latency_iterations"), ("requests", "ttft_iterations"), ("iterations", "free_blocks"),
+     ("admissions", "slot"), ("prefills", "positions"), ("evictions", "freed_blocks"),
+     ("token_runs", "first_iteration"), ("service", "p99")],
+)  # fmt: skip
+def test_exact_sees_one_number_in_any_table(results, day34, tmp_path, table, column):
+    def one_more(data):
+        values = data[column].to_pylist()
+        values[0] += 1
+        return with_column(data, column, values)
+
+    found = judge(edited(results / "a", tmp_path / "r", table, one_more), Demands(exact=True), day34)
     (failed,) = [f for f in found if f.verdict == "failed"]
-    assert failed.detail.startswith(f"{table}: {column}") and f"is {values[at]}, was {values[at] - 1}" in failed.detail
+    was = pq.read_table(results / "a" / f"{table}.parquet")[column][0].as_py()
+    assert failed.detail.startswith(f"{table}: {column}") and f"is {was + 1}, was {was}" in failed.detail
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "named"),
+    [("service", "p99", "p99 of ttft in s"), ("repetitions", "engine_s", "engine_s is")],
+)
+def test_modelled_seconds_are_exact_too(tmp_path, table, column, named):
+    """The virtual clock gives them."""
+    modelled = "results/long_context"
+
+    def times_nine(data):
+        seconds = data["unit"].to_pylist() if table == "service" else ["s"] * len(data)
+        values = [
+            9 * value if unit == "s" else value for value, unit in zip(data[column].to_pylist(), seconds, strict=True)
+        ]
+        return with_column(data, column, values)
+
+    found = judge(edited(modelled, tmp_path / "r", table, times_nine), Demands(exact=True), load_result(modelled))
+    assert {f.verdict for f in found} == {"failed"} and named in found[0].detail
+    assert {f.verdict for f in judge(load_result(modelled), Demands(exact=True), load_result(modelled))} == {"passed"}
+
+
+def test_measured_seconds_are_not_exact(tmp_path):
+    """Nor is how often it was run."""
+    one, other = measured_result(tmp_path / "a", [1.0, 2.0]), measured_result(tmp_path / "b", [3.0])
+    assert {f.verdict for f in judge(other, Demands(exact=True), one)} == {"passed"}
+
+
+def test_not_a_number_is_the_null_that_it_means():
+    nan, null, one = (pa.table({"x": pa.array([value, 1.0])}) for value in (math.nan, None, 2.0))
+    assert first_difference(nan, nan) == first_difference(nan, null) == first_difference(null, nan) == ""
+    assert first_difference(nan, one) == "x in row 0 is null, was 2.0"
 
 
 def test_the_committed_result_has_the_same_texts_as_itself_and_a_changed_token_is_seen(tmp_path):
@@ -412,12 +462,50 @@ def test_against_a_baseline_counts_every_rearrangement(values, baseline):
 
     splits = [wins(set(chosen)) for chosen in combinations(range(len(pooled)), len(values))]
     seen = wins(set(range(len(values))))
-    p_above, p_below = (sum(w >= seen for w in splits), sum(w <= seen for w in splits))
-    least = 1 if len(splits) < 20 or max(values) <= min(baseline) else min(p_above, p_below)
-    assert math.isclose(shown.p, least / len(splits))  # a quotient of other floats
-    kept = max(values) <= min(baseline)
-    want = "unknown" if shown.p > 0.05 else "above" if p_above < p_below and not kept else "below"
-    assert shown.side == want
+    above, below = (sum(w >= seen for w in splits), sum(w <= seen for w in splits))
+    enough, shows = len(splits) >= 20, 20 * min(above, below) <= len(splits)
+    if enough and not shows and max(values) <= min(baseline):
+        assert shown == Shown("below", None), "kept, and no test says so"
+    else:
+        assert math.isclose(shown.p, min(above, below) / len(splits))  # a quotient of other floats
+        assert shown.side == ("unknown" if not shows else "above" if above < below else "below")
+    two_sided = difference(values, baseline)
+    assert math.isclose(two_sided.p, min(1, 2 * min(above, below) / len(splits)))
+    shows = 40 * min(above, below) <= len(splits)
+    assert two_sided.side == ("unknown" if not shows else "above" if above < below else "below")
+    assert bool(two_sided.settles) == (not shows)
+
+
+@pytest.mark.parametrize(
+    ("values", "baseline", "p", "settles"),
+    [
+        ([0] * 5, [0] * 5, 1.0, "no reasonable number of repetitions (1000 would not do)"),
+        ([0, 0, 0, 0, 1], [0] * 5, 1.0, "about 131 repetitions of both"),
+        ([4, 5, 6], [1, 2, 3], 0.1, "at least 4 repetitions of both; there are 3 and 3"),
+        ([5, 6, 7, 8], [1, 2, 3, 4], 2 / 70, ""),
+    ],
+)
+def test_a_difference_is_tested_on_both_sides(values, baseline, p, settles):
+    """Its direction is seen from the values, so either could have been found."""
+    assert difference(values, baseline) == Shown("above" if p < 0.05 else "unknown", p, settles)
+    assert difference(baseline, values) == Shown("below" if p < 0.05 else "unknown", p, settles)
+
+
+def test_of_all_orders_of_what_does_not_differ_at_most_one_in_twenty_shows_a_difference():
+    """Exactly: every way in which n and n values without a tie can lie among each other is as likely."""
+    from itertools import combinations
+
+    for n in (3, 4, 5, 6):
+        splits = [set(chosen) for chosen in combinations(range(2 * n), n)]
+        claims = [difference(list(one), sorted({*range(2 * n)} - one)).side != "unknown" for one in splits]
+        assert 20 * sum(claims) <= len(splits) and any(claims) == (n > 3)
+
+
+def test_a_limit_that_is_kept_without_a_test_has_no_p(tmp_path):
+    wall = measured_result(tmp_path / "a", [1.0] * 5, clock="wall", preemptions=1)
+    (found,) = hold(wall, "max_increase", "preemptions=0", wall, allow_varying=True)
+    assert (found.verdict, found.p) == ("passed", None)
+    assert found.detail == "measured, n=5 and 5, no value breaks the limit"
 
 
 @pytest.mark.parametrize(
@@ -499,7 +587,7 @@ def test_seconds_of_another_machine_are_incomparable(tmp_path):
 def test_counters_of_real_time_are_refused_unless_told_otherwise(tmp_path):
     wall = measured_result(tmp_path / "a", [1.0] * 5, clock="wall", preemptions=1)
     (found,) = hold(wall, "max", "preemptions=3")
-    assert found.verdict == "error" and "--allow-varying-counters" in found.detail
+    assert found.verdict == "error" and "`allow_varying_counters`" in found.detail
     (found,) = hold(wall, "max", "preemptions=3", allow_varying=True)
     assert found.verdict == "passed" and found.detail.startswith("measured, n=5")
     assert verdicts(wall, "max", "preemptions=1", allow_varying=True) == ["passed"], "on the limit is within it"
@@ -573,11 +661,11 @@ def test_the_command_says_the_same_in_every_form(results, tmp_path, monkeypatch)
     ("arguments", "message"),
     [
         ((), "the gate has no rule"),
-        (("--exact",), "give --baseline"),
+        (("--exact",), "give `baseline`"),
         (("--update",), "which baseline?"),
         (("--max", "preemptions"), "must be METRIC=LIMIT"),
-        (("--max", "preemptions=1", "--alpha", "0"), "--alpha 0"),
-        (("--max", "preemptions=1", "--alpha", "0.5"), "--alpha 0.5"),
+        (("--max", "preemptions=1", "--alpha", "0"), "alpha 0:"),
+        (("--max", "preemptions=1", "--alpha", "0.5"), "alpha 0.5:"),
         (("--max", "preemptions=1", "--rules", "none.toml"), "gate file none.toml"),
         (("--exact", "--baseline", "nowhere"), "is not a result folder"),
     ],
@@ -594,14 +682,93 @@ def test_an_output_that_cannot_be_written_is_no_pass(results, tmp_path):
     assert done.exit_code == 1 and "Is a directory" in done.stderr
 
 
-def test_machines_are_told_of_what_could_not_be_judged(results, tmp_path, monkeypatch):
-    """Or they would read what an earlier run wrote."""
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    (tmp_path / "j.xml").write_text("an earlier pass")
-    done = invoke("gate", str(results / "a"), "--exact", "--baseline", "nowhere", "--junit", str(tmp_path / "j.xml"))
-    assert done.exit_code == 2 and done.stderr.startswith("::error title=batchbench gate%3A error::gate: ")
+def told(tmp_path):
+    """What the three files of `gate_told` say: verdict, exit code and the message, which is the same in all."""
+    document = json.loads((tmp_path / "j.json").read_text())
     (case,) = ElementTree.parse(tmp_path / "j.xml").getroot()
-    assert "nowhere is not a result folder" in case.find("error").get("message")
+    (finding,) = document["findings"]
+    assert case.find("error").text == finding["detail"]
+    assert in_markdown(finding["detail"]) in (tmp_path / "m.md").read_text()
+    return document["verdict"], document["exit_code"], finding["detail"]
+
+
+def gate_told(tmp_path, *arguments):
+    """Runs a gate whose outputs an earlier one has passed."""
+    files = {"--junit": "j.xml", "--json": "j.json", "--markdown": "m.md"}
+    for name in files.values():
+        (tmp_path / name).write_text("an earlier pass")
+    return invoke("gate", *arguments, *(word for option, name in files.items()
+                                        for word in (option, str(tmp_path / name))))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere", "--max", "preemptions=1"), "nowhere is not a result folder"),
+        (("results/day34", "--exact", "--baseline", "nowhere"), "nowhere is not a result folder"),
+        (("results/day34", "--exact"), "give `baseline`"),
+        (("results/day34", "--rules", "none.toml"), "gate file none.toml: No such file"),
+        (("results/day34", "--rules", "pyproject.toml"), "gate file pyproject.toml: build-system"),
+        (("results/day34", "--max", "preemptions"), "must be METRIC=LIMIT"),
+        (("results/day34", "--max", "preemptions=1", "--alpha", "0.5"), "alpha 0.5:"),
+        (("results/day34",), "the gate has no rule"),
+        (("results/day34", "--update", "--baseline", "results/swap"), "judges nothing"),
+    ],
+)
+@pytest.mark.parametrize("form", ["table", "json", "markdown"])
+def test_machines_are_told_of_whatever_ends_a_gate(tmp_path, monkeypatch, arguments, message, form):
+    """Or they would read what an earlier run wrote. The annotation has a line of its own."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = gate_told(tmp_path, *arguments, "--format", form)
+    assert done.exit_code == 2
+    verdict, code, detail = told(tmp_path)
+    assert (verdict, code) == ("error", 2) and message in detail
+    annotation, line = done.stderr.splitlines()
+    assert annotation.startswith("::error title=batchbench gate%3A error::gate: ") and line == f"error: {detail}"
+    written = {"table": "", "json": (tmp_path / "j.json").read_text(), "markdown": (tmp_path / "m.md").read_text()}
+    assert done.stdout == written[form]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "detail"),
+    [(RuntimeError("odd"), 1, "RuntimeError: odd"), (KeyboardInterrupt(), 130, "KeyboardInterrupt: ")],
+)
+def test_machines_are_told_of_what_nobody_expected(tmp_path, monkeypatch, error, code, detail):
+    def judge(*_, **__):
+        raise error
+
+    monkeypatch.setattr("batchbench.commands.gate.judge", judge)
+    assert gate_told(tmp_path, "results/day34", "--max", "preemptions=1").exit_code == code
+    assert told(tmp_path) == ("error", code, detail)
+
+
+def test_an_output_that_cannot_be_written_is_a_pass_in_no_other(tmp_path):
+    (tmp_path / "x").mkdir()
+    arguments = ("results/day34", "--max", "preemptions=99", "--json", str(tmp_path / "j.json"))
+    done = invoke("gate", *arguments, "--junit", str(tmp_path / "x"), "--format", "json")
+    assert done.exit_code == 1 and json.loads(done.stdout) == json.loads((tmp_path / "j.json").read_text())
+    document = json.loads(done.stdout)
+    assert (document["verdict"], document["exit_code"]) == ("error", 1)
+    done = invoke("gate", *arguments, "--junit", str(tmp_path / "x" / ".." / "j.json"))
+    assert done.exit_code == 2 and "each needs a file of its own" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("gate", "日本", "--max", "preemptions=99"), ("compare", "results/day34", "日本")])
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_a_terminal_that_lacks_the_characters_gets_escapes(tmp_path, command, form):
+    shutil.copytree("results/day34", tmp_path / "日本")
+    run = (tmp_path / "日本" / "run.json").read_text().replace('"name": "day34"', '"name": "日本"', 1)
+    (tmp_path / "日本" / "run.json").write_text(run)
+    words = [str(tmp_path / word) if word == "日本" else word for word in command]
+    done = subprocess.run([sys.executable, "-m", "batchbench", *words, "--format", form], capture_output=True,
+                          text=True, check=False, env=os.environ | {"PYTHONIOENCODING": "latin1"})  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "") and "\\u65e5\\u672c" in done.stdout
+
+
+def test_annotations_end_with_their_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = invoke("gate", "results/day34", "--max", "preemptions=5")
+    assert [line[:8] for line in done.stderr.splitlines()] == ["::error "] * 2 and done.stderr.endswith("\n")
 
 
 @pytest.mark.parametrize("form", ["table", "json", "markdown"])
@@ -611,15 +778,67 @@ def test_annotations_come_with_every_form(results, monkeypatch, form):
     assert done.exit_code == 3 and done.stderr.count("::error ") == 1 and "::error" not in done.stdout
 
 
-def test_a_table_that_lost_its_rows_is_no_pass(results, day34, tmp_path):
-    for table in ("evictions", "iterations"):
-        shutil.copytree(results / "a", tmp_path / table)
-        file = tmp_path / table / f"{table}.parquet"
-        pq.write_table(pq.read_table(file).slice(0, 0), file)
-        hollow = load_result(tmp_path / table)
-        for pair in ((hollow, hollow), (hollow, day34), (day34, hollow)):
-            found = judge(pair[0], Demands(exact=True), pair[1])
-            assert "error" in {f.verdict for f in found} and f"the table {table} has 0 rows" in str(found)
+ONE_LESS = {
+    "iterations": "iterations has 99 rows that forwarded, which cannot be: `pools` counts 100",
+    "admissions": "admissions has 13 rows, which cannot be: requests and evictions are 14",
+    "prefills": "prefills has no row of r5, which cannot be: every request has one",
+    "evictions": "evictions has 7 rows, which cannot be: `pools` counts 8",
+    "token_runs": "token_runs has 8 tokens of r5, which cannot be: `requests` has 24",
+    "service": "service has 0 values of itl in s, which cannot be: `requests` has 138",
+}
+
+
+@pytest.mark.parametrize("table", ONE_LESS)
+@pytest.mark.parametrize("lost", ["one", "all"])
+def test_a_table_that_lost_rows_is_no_pass(tmp_path, table, lost):
+    """On both sides, too: nothing is equal to nothing. Of prefills, the rows of one request."""
+    committed = load_result("results/day34")
+
+    def less(data):
+        if lost == "all":
+            return data.slice(0, 0)
+        if table == "prefills":
+            return data.filter(pc.not_equal(data["request_id"], "r5"))
+        return data.slice(0, len(data) - 1)
+
+    hollow = edited("results/day34", tmp_path / "r", table, less)
+    for pair in ((hollow, hollow), (hollow, committed), (committed, hollow)):
+        found = judge(pair[0], Demands(exact=True), pair[1])
+        assert found[5].verdict == "error" and f"the table {table} has " in found[5].detail
+        assert lost == "all" or ONE_LESS[table] in found[5].detail
+        assert found[5].detail.startswith("the baseline: ") == (pair[0] is committed)
+
+
+@pytest.mark.parametrize("lost", ["null", "empty", "rows", "token"])
+def test_texts_that_are_not_there_are_not_the_same(tmp_path, lost):
+    def less(data):
+        if lost == "rows":
+            return data.slice(0, len(data) - 1)
+        tokens = data["token_ids"].to_pylist()
+        tokens[-1] = {"null": None, "empty": [], "token": tokens[-1][:-1]}[lost]
+        return with_column(data, "token_ids", tokens)
+
+    shutil.copytree("results/day34", tmp_path / "r")
+    file = tmp_path / "r" / "texts.parquet"
+    pq.write_table(less(pq.read_table(file)), file)
+    hollow = load_result(tmp_path / "r")
+    found = judge(hollow, Demands(same_text=True), hollow)
+    assert [f.verdict for f in found] == ["passed"] * 5 + ["error"]
+    held = {"rows": "no", "token": "23"}.get(lost, "0")
+    assert found[5].detail == f"the table texts has {held} tokens of r5, which cannot be: `requests` has 24"
+
+
+@pytest.mark.parametrize(
+    "unreported", [{"preempted": None}, {"admissions": None}, {"prefills": None}, {"began": None}, {}]
+)
+def test_what_an_engine_does_not_report_is_asked_of_no_table(tmp_path, unreported):
+    first = {"admissions": (Admission("a"), Admission("b")), "began": ("a", "b"), "paused": (),
+             "prefills": (Prefill("a", 1, 0, False), Prefill("b", 1, 0, False))}  # fmt: skip
+    last = {"admissions": (), "began": (), "paused": (), "prefills": (), "finished": ("a", "b")}
+    script = [it(2, **{**first, **unreported}), it(2, **{**last, **unreported})]
+    result = result_of(tmp_path, RUN, [request("a", 2), request("b", 2)], script)
+    (found,) = judge(result, Demands(exact=True), result)
+    assert (found.verdict, found.detail[-22:]) == ("passed", " of 9 tables are equal")
 
 
 def test_choices_are_named_before_or_after_the_limit():
@@ -632,6 +851,39 @@ def test_the_mean_of_yes_and_no_is_the_share_of_yes():
     result = load_result("results/code_completion")
     shares = [Measures(result).at("meets_slo.mean", place).value for place in range(len(result.tables["pools"]))]
     assert shares == result.tables["pools"]["goodput_fraction"].tolist() and 0 < shares[-1] < 1
+
+
+def without(column, rows, outputs=None):
+    """An edit of `requests` that empties some of a column, and gives these requests so many tokens."""
+
+    def edit(data):
+        values = [None if row in rows else value for row, value in enumerate(data[column].to_pylist())]
+        tokens = data["output_tokens"].to_pylist()
+        kept = [outputs if outputs and row in rows else tokens for row, tokens in enumerate(tokens)]
+        return with_column(with_column(data, column, values), "output_tokens", kept)
+
+    return edit
+
+
+@pytest.mark.parametrize("column", ["ttft_iterations", "tpot_iterations", "paired_latency_ratio", "queued_iterations"])
+def test_a_statistic_is_of_every_request_or_an_error(results, tmp_path, column):
+    """Not of those that have a value: at 32 blocks two of six lack it."""
+    found = hold(edited(results / "a", tmp_path / "r", "requests", without(column, (7, 9))), "max", f"{column}.p99=1e9")
+    assert [f.verdict for f in found] == ["passed", "error", *["passed"] * 4]
+    assert found[1].detail == f"{column}.p99 is null: 2 of 6 requests lack it"
+    assert found[0].detail == "counted"
+
+
+def test_a_request_of_one_token_has_no_time_between_tokens(results, tmp_path):
+    """That is normal, and said."""
+    one = edited(results / "a", tmp_path / "r", "requests", without("tpot_iterations", (7, 9), outputs=1))
+    values = [v for v in one.point("requests", 1)["tpot_iterations"] if not math.isnan(v)]
+    found = hold(one, "max", "tpot_iterations.max=1e9")[1]
+    assert (found.verdict, found.value, len(values)) == ("passed", max(values), 4)
+    assert found.detail == "counted, over 4 of 6 requests: the others have one token"
+    (_, change, *_) = (point.changes[0] for point in compare(one, one, ["tpot_iterations.max"]).points)
+    assert (change.verdict, change.detail) == ("equal", "over 4 of 6 requests: the others have one token")
+    assert verdicts(one, "max", "output_tokens.max=24") == ["passed"] * 6
 
 
 # ---- baselines that change on purpose ----------------------------------------------------------
@@ -664,6 +916,19 @@ def test_update_names_points_engines_and_texts_that_go(results, tmp_path):
     assert ["pool", "12", "point", "there", "gone"] in said and ["pool", "9", "point", "not", "there", "new"] in said
     assert any(line[:3] == ["every", "engine.engine", "engine.engine"] for line in said)
     assert any(line[:3] == ["pool", "48", "text"] and line[-1] == "null" for line in said)
+
+
+def test_update_names_settings(results, tmp_path):
+    """Once where every point changed alike."""
+    shutil.copytree(results / "a", tmp_path / "base")
+    done = invoke("gate", str(results / "b"), "--baseline", str(tmp_path / "base"), "--update")
+    said = [line.split() for line in done.stdout.splitlines()]
+    assert said.count(["every", "watermark_blocks", "0", "2"]) == 1
+    assert sum("watermark_blocks" in line for line in said) == 1
+    other = edited(results / "a", tmp_path / "r", "pools", lambda data: with_column(data, "slots", [4] * 5 + [6]))
+    assert changed_settings(load_result(results / "a"), other) == [
+        (f"pool {pool}", "slots", 6, 4) for pool in (48, 32, 24, 16, 12)
+    ]
 
 
 def test_update_touches_nothing_but_a_result_of_the_same_workload(results, tmp_path):

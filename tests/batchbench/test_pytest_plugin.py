@@ -16,7 +16,7 @@ CI = Path("docs/ci.md").resolve()
 @pytest.fixture
 def suite(pytester, monkeypatch):
     """Writes a test module beside a scenario and runs it in a process of its own."""
-    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    monkeypatch.setenv("PYTHONPATH", str(RESULTS.parent))  # the working folder is pytester's
     pytester.makefile(".toml", day34=DAY34.read_text())
 
     def run(body, *arguments):
@@ -59,6 +59,67 @@ def test_limits_that_hold_and_that_do_not(suite):
         "*'recompute_fractoin' is no metric; did you mean 'recompute_fraction'?*",
         "*incomparable: baseline: *engine.engine schedule against batchbench*",
     ])  # fmt: skip
+
+
+def test_what_is_no_limit_is_refused_in_the_words_of_the_call(suite):
+    done = suite(
+        f"""
+        import pytest
+        from batchbench.errors import UsageError
+
+        BASELINE = {str(RESULTS / "day34")!r}
+
+        @pytest.mark.parametrize(("call", "message"), [
+            (lambda s: s.assert_max(preemptions=None), "assert_max: preemptions: None is no number"),
+            (lambda s: s.assert_min(preemptions=True), "assert_min: preemptions: True is no number"),
+            (lambda s: s.assert_max(preemptions=[1]), r"assert_max: preemptions: \\[1\\] is no number"),
+            (lambda s: s.assert_max(preemptions="5%"), "assert_max: preemptions: '5%' is a share"),
+            (lambda s: s.assert_max_increase(BASELINE, preemptions=-1), "assert_max_increase: preemptions: -1 is neg"),
+            (lambda s: s.assert_max(), "assert_max: names no metric"),
+            (lambda s: s.assert_max(pool=12), "assert_max: names no metric"),
+            (lambda s: s.assert_equal(BASELINE), "assert_equal: names no metric"),
+            (lambda s: s.with_options(alpha=0.5).assert_max(preemptions=8), "alpha 0.5: must be"),
+        ])
+        def test_refused(batchbench_sweep, call, message):
+            with pytest.raises(UsageError, match=message) as refused:
+                call(batchbench_sweep("day34.toml", engine="schedule"))
+            assert "--" not in str(refused.value)
+
+        def test_numbers_of_other_kinds(batchbench_sweep):
+            from fractions import Fraction
+            import numpy as np
+            sweep = batchbench_sweep("day34.toml", engine="schedule")
+            sweep.assert_max(preemptions=np.int64(8), recompute_fraction=Fraction(2, 5), occupancy=np.float64(1))
+        """
+    )
+    done.assert_outcomes(passed=10)
+
+
+def test_equal_and_options(suite, pytester):
+    """In real time counters are refused unless allowed, and five repetitions decide at 0.05 and not at 0.01."""
+    text = DAY34.read_text().replace("[48, 32, 24, 16, 12, 8]", "[48]")
+    pytester.makefile(".toml", wall=text.replace("[engine]", 'clock = "wall"\n[run]\nrepetitions = 5\n[engine]', 1))
+    done = suite(
+        """
+        import pytest
+
+        def test_equal(batchbench_sweep):
+            sweep = batchbench_sweep("day34.toml", engine="schedule")
+            sweep.assert_equal(sweep.folder, "preemptions", "latency_iterations.p99")
+            with pytest.raises(AssertionError, match="wall_s is measured: no two runs are equal; use `max_increase`"):
+                sweep.assert_equal(sweep.folder, "wall_s", pool=12)
+
+        def test_options(batchbench_sweep):
+            sweep = batchbench_sweep("wall.toml")
+            with pytest.raises(AssertionError, match="`allow_varying_counters` takes them"):
+                sweep.assert_max(preemptions=8)
+            sweep.with_options(allow_varying_counters=True).assert_max(preemptions=100)
+            sweep.assert_max(wall_s=1000)
+            with pytest.raises(AssertionError, match="would settle it: at least 7 repetitions"):
+                sweep.with_options(alpha=0.01).assert_max(wall_s=1000)
+        """
+    )
+    done.assert_outcomes(passed=2)
 
 
 @pytest.mark.slow
