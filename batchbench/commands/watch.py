@@ -67,7 +67,7 @@ def _first(folder: Path, wait_s: float) -> Sighting:
         if sight(folder).state != "none":
             break
         if n == 0:
-            print(printable(one_line(f"{folder}: waiting for a sweep to begin")), file=sys.stderr)
+            print(one_line(f"{folder}: waiting for a sweep to begin"), file=sys.stderr)
         time.sleep(_POLL_S)
     for _ in range(round(_SILENT_S / _POLL_S)):
         seen = sight(folder)
