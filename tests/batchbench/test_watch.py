@@ -51,7 +51,16 @@ LINE = (
 
 
 @pytest.fixture
-def folder(tmp_path):
+def lock(tmp_path):
+    """Of the output folder, held as a sweep that runs holds it."""
+    lock = FolderLock(tmp_path)
+    lock.acquire()
+    yield lock
+    lock.release()
+
+
+@pytest.fixture
+def folder(tmp_path, lock):
     """The output folder of a sweep that seems to run, in this process."""
     (tmp_path / PARTS).mkdir()
     return say(tmp_path)
@@ -265,8 +274,9 @@ def test_once_is_a_line_or_a_document(folder):
     assert document["status"] == {name: value for name, value in KNOWN.items() if name != "version"}
 
 
-def test_a_dead_sweep_is_told_by_its_lock_and_its_silence(folder):
+def test_a_dead_sweep_is_told_by_its_lock_and_its_silence(folder, lock):
     """Not by the number of its process, which is anybody's again when it is gone; here it is a living one."""
+    lock.release()
     assert sight(folder).state == "running"  # it may only just have gone
     age(folder, 3)
     assert sight(folder).state == "died"
@@ -274,7 +284,6 @@ def test_a_dead_sweep_is_told_by_its_lock_and_its_silence(folder):
     assert done.exit_code == 1 and done.stdout == LINE + "\n" and "has died" in done.stderr
     age(folder, 7)
     assert ", nothing new for 7." in invoke("watch", str(folder), "--once").stdout
-    lock = FolderLock(folder)
     lock.acquire()
     assert sight(folder).state == "running"
     lock.release()
