@@ -39,6 +39,8 @@ _LOWER = ("iterations", "waste_fraction", "padded_tokens", "prefill_rows", "reco
 
 _LATENCY = re.compile(r"(ttft|itl|tpot|e2e|queue|queued|returning|rebuilding|latency|victims|preemption_latency)_")
 
+ONCE = "measured once"  # so that no difference can be shown, whatever it is
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -147,8 +149,8 @@ def _change(metric: str, one: Measure, two: Measure, foreign: Sequence[str], oth
         return Change(metric, one.value, two.value, _better(metric, two.value - one.value), note)
     if foreign:
         return Change(metric, one.value, two.value, "not shown", f"other machine: {'; '.join(foreign)}")
-    if not one.samples or not two.samples:
-        return Change(metric, one.value, two.value, "not shown", "measured once")
+    if not one.samples or not two.samples or len(one.samples) == len(two.samples) == 1:
+        return Change(metric, one.value, two.value, "not shown", ONCE)
     counts = f"n={len(one.samples)} and {len(two.samples)}"
     if len({*one.samples, *two.samples}) == 1:
         return Change(metric, one.value, two.value, "equal", counts)

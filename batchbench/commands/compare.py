@@ -11,7 +11,7 @@ import typer
 
 from batchbench.commands.present import Format
 from batchbench.commands.shared import DebugOption, FormatOption, errors, show
-from batchbench.comparing import Change, Comparison, MovedEvictions, PointComparison, compare
+from batchbench.comparing import ONCE, Change, Comparison, MovedEvictions, PointComparison, compare
 from batchbench.errors import UsageError
 from batchbench.gate_formats import in_markdown, number
 from batchbench.results import Result, load_result
@@ -32,7 +32,7 @@ def compare_command(
         list[str] | None,
         typer.Option(metavar="METRIC", help="What to compare, as in gate; the headlines if left out."),
     ] = None,
-    show_all: Annotated[bool, typer.Option("--all", help="Also what is equal.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Also what is equal, or was measured once.")] = False,
     figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it (.png, .svg or .pdf).")] = None,
     output_format: FormatOption = Format.table,
     debug: DebugOption = False,
@@ -100,7 +100,7 @@ def _sheets(first: str, other: str, found: Comparison, show_all: bool) -> list[S
         (point.name, *_row(change))
         for point in found.points
         for change in point.changes
-        if _is_known(change) and (show_all or change.verdict != "equal")
+        if _is_known(change) and (show_all or (change.verdict != "equal" and change.detail != ONCE))
     ]
     headings = ("point", "metric", first, other, "difference", "verdict")
     changes = Sheet(
@@ -167,6 +167,8 @@ def _lines(first: str, other: str, found: Comparison) -> list[str]:
         lines = [f"{first} and {other} have no point in common"]
     else:
         lines = [_text_line(other, found.points), f"{other}: {equal} of {len(changes)} figures are equal"]
+        if once := sum(change.detail == ONCE for change in changes):
+            lines.append(f"{other}: {once} figures were measured once, so no difference can be shown of them")
     for whose, points in ((first, found.only_first), (other, found.only_other)):
         if points:
             lines.append(f"only in {whose}: {'; '.join(points)}")

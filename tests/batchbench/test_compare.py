@@ -145,7 +145,8 @@ def test_the_command(results, tmp_path):  # noqa: F811
     a, b, c = (str(results / name) for name in "abc")
     done = invoke("compare", a, b, c, "--figure", str(tmp_path / "f.png"))
     assert done.exit_code == 0, done.output
-    assert "b against a" in done.stdout and "c against a" in done.stdout
+    assert "b against a" in done.stdout and "c against a" not in done.stdout, "nothing differs"
+    assert "every request's latency in c over its own in a" in done.stdout
     assert "not all texts were computed" in done.stdout
     assert ["pool", "12", "iterations", "64", "72", "8", "worse"] in [line.split() for line in done.stdout.splitlines()]
     assert (tmp_path / "f.png").stat().st_size > 20_000
@@ -156,6 +157,12 @@ def test_the_command(results, tmp_path):  # noqa: F811
     markdown = invoke("compare", a, b, "--format", "markdown").stdout
     assert markdown.count("| pool 12 |") >= 3 and markdown.startswith("- b: not all texts were computed")
     assert "equal" in invoke("compare", a, b, "--all").stdout
+
+
+def test_what_was_measured_once_is_counted_and_only_shown_when_asked_for():
+    shown, all_of_it = (invoke("compare", "results/day34", "results/day34", *more).stdout for more in ((), ("--all",)))
+    assert "day34 (2): 24 figures were measured once, so no difference can be shown of them" in shown
+    assert "measured once)" not in shown and all_of_it.count("no difference shown (measured once)") == 24
 
 
 def drawn(folders, names):
