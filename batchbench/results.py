@@ -25,7 +25,7 @@ from batchbench.repetitions import Finished, Measured, measured
 from batchbench.result_files import TableFiles, undamaged
 from batchbench.resuming import difference
 from batchbench.saved_ledger import check_ledger, row_groups
-from batchbench.saved_timing import load_timing, save_timing
+from batchbench.saved_timing import load_timing, readable, save_timing
 from batchbench.schema import SCHEMA_VERSION, TABLES
 from batchbench.schema_versions import lifted, table_names
 from batchbench.service import Slo
@@ -157,9 +157,10 @@ class ResultWriter:
     def finished(self, points: Sequence[Point], requests: Sequence[RequestSpec], repetitions: int) -> Finished:
         """What need not be run again. Raises ResultError if any of it, or of what `join` will need, is damaged."""
         self._saved = self._parts.saved(len(points))
-        timings = [load_timing(self._parts.point(n), points[n], requests) for n in range(self._saved)]
-        for place, timing in enumerate(timings):
-            check_ledger(self._parts.point(place), timing, self._run_id)
+        timings = [
+            load_point(self._parts.point(n), n, points[n], requests, self._run_id, self._slo)
+            for n in range(self._saved)
+        ]
         repeated = []
         if self._saved == len(points):
             for number, place in product(range(1, repetitions), range(len(points))):
@@ -233,6 +234,17 @@ class ResultWriter:
         """Forget the points saved so far. Raises UsageError rather than delete what batchbench did not make."""
         with _writing(self.folder):
             self._parts.discard()
+
+
+def load_point(
+    folder: Path, place: int, point: Point, requests: Sequence[RequestSpec], run_id: str, slo: Slo
+) -> ContinuousTiming:
+    """The finished point in a folder of parts. Raises ResultError unless a result can be joined from it."""
+    timing = load_timing(folder, point, requests)
+    check_ledger(folder, timing, run_id)
+    with readable(folder):
+        point_tables(place, timing, timing, slo)  # now, not when all the others have run
+    return timing
 
 
 @contextmanager
