@@ -15,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from batchbench.errors import BatchbenchError, ResultError, UsageError
 from batchbench.ledger import LEDGER, Ledger
@@ -25,10 +24,12 @@ from batchbench.protocol import EngineDescription, Point, RequestSpec
 from batchbench.repetitions import Finished, Measured, measured
 from batchbench.result_files import TableFiles, undamaged
 from batchbench.resuming import difference
-from batchbench.saved_timing import load_timing, save_timing
-from batchbench.schema import SCHEMA_VERSION, TABLES, arrow_schema
+from batchbench.saved_ledger import check_ledger, row_groups
+from batchbench.saved_timing import load_timing, readable, save_timing
+from batchbench.schema import SCHEMA_VERSION, TABLES
 from batchbench.schema_versions import lifted, table_names
 from batchbench.service import Slo
+from batchbench.table_writers import TableWriters
 from batchbench.tables import point_key, point_tables
 from batchbench.timing import ContinuousTiming, reference_timing
 
@@ -84,7 +85,7 @@ class ResultWriter:
         self._parts, self._lock = Parts(folder, _FILES), FolderLock(folder)
         self._run_id = uuid.uuid4().hex
         self._saved = 0
-        self._files: dict[str, pq.ParquetWriter] = {}
+        self._files: TableWriters | None = None  # the ledger of the point that is open
         self._ledger: Ledger | None = None
 
     def open(self, about: Mapping[str, Any] | None = None, *, resume: bool = False) -> None:
@@ -141,6 +142,8 @@ class ResultWriter:
 
     def close(self) -> None:
         """Let others write there. What is finished stays."""
+        if self._files is not None:
+            self._files.abandon()  # of a point that did not finish
         self._lock.release()
 
     def __enter__(self) -> ResultWriter:
@@ -152,9 +155,12 @@ class ResultWriter:
     # ---- points --------------------------------------------------------------------------
 
     def finished(self, points: Sequence[Point], requests: Sequence[RequestSpec], repetitions: int) -> Finished:
-        """What need not be run again. Raises ResultError if it is damaged."""
+        """What need not be run again. Raises ResultError if any of it, or of what `join` will need, is damaged."""
         self._saved = self._parts.saved(len(points))
-        timings = [load_timing(self._parts.point(n), points[n], requests) for n in range(self._saved)]
+        timings = [
+            load_point(self._parts.point(n), n, points[n], requests, self._run_id, self._slo)
+            for n in range(self._saved)
+        ]
         repeated = []
         if self._saved == len(points):
             for number, place in product(range(1, repetitions), range(len(points))):
@@ -168,20 +174,21 @@ class ResultWriter:
         """What takes the next point's iterations as they happen."""
         with _writing(self.folder):
             folder = self._parts.begin_point(self._saved)
-            self._files = {name: self._writer(name, folder) for name in LEDGER}
+            self._files = TableWriters(folder, LEDGER, self._metadata)
         self._unfinished = folder
         self._ledger = Ledger(point_key(self._saved, point, engine), self._append)
         return self._ledger
 
     def save_point(self, timing: ContinuousTiming) -> None:
         """Finish the point that is open: all of it among the parts, or nothing. Paired columns wait for `join`."""
-        assert self._ledger is not None
+        assert self._ledger is not None and self._files is not None
         with _writing(self.folder):
             self._ledger.close()
-            self._close_files()
-            for name, data in point_tables(self._saved, timing, None, self._slo).items():
-                with self._writer(name, self._unfinished) as file:
-                    file.write_table(data)
+            self._files.close()
+            tables = point_tables(self._saved, timing, None, self._slo)
+            with TableWriters(self._unfinished, tables, self._metadata) as files:
+                for name, data in tables.items():
+                    files.write(name, data)
             save_timing(self._unfinished, timing)
             self._parts.finish_point(self._saved)
         self._saved += 1
@@ -198,45 +205,46 @@ class ResultWriter:
         document = {"schema_version": SCHEMA_VERSION, "run_id": self._run_id, **run}
         with _writing(self.folder):
             folder = self._parts.begin_joining()
-            self._join_ledgers(len(timings), folder)
-            self._files = {name: self._writer(name, folder) for name in TABLES if name not in LEDGER}
-            for place, timing in enumerate(timings):
-                for name, data in point_tables(place, timing, reference_timing(timings, timing), self._slo).items():
-                    self._append(name, data)
-            self._close_files()
+            with TableWriters(folder, TABLES, self._metadata) as files:
+                self._join_ledgers(len(timings), files)
+                for place, timing in enumerate(timings):
+                    for name, data in point_tables(place, timing, reference_timing(timings, timing), self._slo).items():
+                        files.write(name, data)
             (folder / "run.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             self._parts.install()
         self.close()
 
-    def _join_ledgers(self, points: int, folder: Path) -> None:
+    def _join_ledgers(self, points: int, files: TableWriters) -> None:
         """Row group by row group, so that no table is ever held whole."""
-        for name in LEDGER:
-            with self._writer(name, folder) as joined:
-                for place in range(points):
-                    part = pq.ParquetFile(self._parts.point(place) / f"{name}.parquet")
-                    for group in range(part.num_row_groups):
-                        joined.write_table(part.read_row_group(group).replace_schema_metadata(self._metadata))
+        for name, place in product(LEDGER, range(points)):
+            for rows in row_groups(self._parts.point(place), name, self._run_id):
+                files.write(name, rows)
 
     @property
     def _metadata(self) -> dict[str, str]:
         return {"schema_version": str(SCHEMA_VERSION), "run_id": self._run_id}
 
-    def _writer(self, name: str, folder: Path) -> pq.ParquetWriter:
-        return pq.ParquetWriter(folder / f"{name}.parquet", arrow_schema(name).with_metadata(self._metadata))
-
     def _append(self, name: str, data: pa.Table) -> None:
+        """Rows of the ledger of the point that is open."""
+        assert self._files is not None
         with _writing(self.folder):
-            self._files[name].write_table(data.replace_schema_metadata(self._metadata))
-
-    def _close_files(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files = {}
+            self._files.write(name, data)
 
     def discard_parts(self) -> None:
         """Forget the points saved so far. Raises UsageError rather than delete what batchbench did not make."""
         with _writing(self.folder):
             self._parts.discard()
+
+
+def load_point(
+    folder: Path, place: int, point: Point, requests: Sequence[RequestSpec], run_id: str, slo: Slo
+) -> ContinuousTiming:
+    """The finished point in a folder of parts. Raises ResultError unless a result can be joined from it."""
+    timing = load_timing(folder, point, requests)
+    check_ledger(folder, timing, run_id)
+    with readable(folder):
+        point_tables(place, timing, timing, slo)  # now, not when all the others have run
+    return timing
 
 
 @contextmanager

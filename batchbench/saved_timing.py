@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,6 +20,9 @@ from batchbench.recorder import Recorder
 from batchbench.timing import ContinuousTiming
 
 _COLUMNS, _FACTS = "run.npz", "run.json"
+_DAMAGE = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError,
+           RuntimeError,  # of zipfile: an encryption, a version; a recursion
+           zipfile.BadZipFile, zlib.error, pa.ArrowException)  # fmt: skip
 
 
 @contextmanager
@@ -26,7 +30,7 @@ def readable(path: Path) -> Iterator[None]:
     """A part that cannot be read, or says what no run leaves, as one line."""
     try:
         yield
-    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, zipfile.BadZipFile, pa.ArrowException):
+    except _DAMAGE:
         raise ResultError(f"{path}: damaged; sweep again without --resume") from None
 
 

@@ -29,6 +29,11 @@ def show_count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
+def show_digits(value: float, sign: str = "") -> str:
+    """Three digits, or all of a whole number's, never an exponent for a large one: 1870.4 -> '1,870'. sign: or '+'."""
+    return f"{value:{sign},.0f}" if abs(value) >= 999.5 else f"{value:{sign}.3g}"
+
+
 def show_small_seconds(seconds: float) -> str:
     """Three digits, however small: 4.22e-07 -> '422 ns', 0.00021 -> '210 us'."""
     for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):

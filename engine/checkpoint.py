@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,6 +15,12 @@ from engine.model import LayerWeights, Model, ModelWeights
 _IGNORED = (".rotary_emb.inv_freq",)  # a table that old checkpoints carry; it follows from the configuration
 
 Read = Callable[[str], Tensor]
+
+
+def require_regular(path: Path) -> None:
+    """Raise CheckpointError for a pipe, a device or a folder, which would be waited for, or read, without end."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path}: is no regular file")
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

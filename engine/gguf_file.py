@@ -13,7 +13,7 @@ from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from torch import Tensor
 
-from engine.checkpoint import assemble, tensor_shapes
+from engine.checkpoint import assemble, require_regular, tensor_shapes
 from engine.config import ModelConfig, RopeScaling
 from engine.errors import CheckpointError, ConfigError
 from engine.model import Model
@@ -88,6 +88,7 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 def _open(path: Path) -> GGUFReader:
+    require_regular(path)
     try:
         return GGUFReader(path)
     except OSError as error:

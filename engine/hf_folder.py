@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.checkpoint import assemble
+from engine.checkpoint import assemble, require_regular
 from engine.config import ModelConfig, RopeScaling
 from engine.errors import CheckpointError, ConfigError
 from engine.model import Model
@@ -33,6 +33,7 @@ def load_folder(folder: Path, dtype: torch.dtype, device: torch.device) -> Model
     shapes: dict[str, tuple[int, ...]] = {}
     try:
         for file in files:
+            require_regular(file)
             handle = handles[file] = cast(Any, safe_open(file, framework="pt"))
             for name in handle.keys():  # noqa: SIM118  # not a dict
                 if name in where:
@@ -150,6 +151,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    require_regular(path)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

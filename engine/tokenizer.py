@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from engine.checkpoint import require_regular
 from engine.errors import CheckpointError
 
 Token = Callable[[int], str | None]  # the vocabulary's entry of an id, None where it has none
@@ -85,6 +86,7 @@ def complaints(what: str) -> Iterator[None]:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The folder's tokenizer.json. Raises CheckpointError if it is missing, damaged or of another kind."""
     path = folder / "tokenizer.json"
+    require_regular(path)
     try:
         data = path.read_bytes()
     except FileNotFoundError:

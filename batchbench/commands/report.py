@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -40,10 +41,15 @@ def report(
         require_writable(out.parent)
         data, pictures = _written([load_result(folder) for folder in result_folders], out, ending)
         figures = out.with_name(f"{out.stem}-figures")
+        folder = figures if pictures else out.parent
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
-            (figures if pictures else out.parent).mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             _replace({**{figures / name: picture for name, picture in pictures.items()}, out: data})
         except OSError as error:
+            for path in made:
+                with suppress(OSError):
+                    path.rmdir()
             raise BatchbenchError(f"report {out}: {error.strerror or error}") from None
         beside = f", and {show_count(len(pictures), 'figure')} in {figures}" if pictures else ""
         print(one_line(f"{out}: {show_bytes(len(data))}{beside}"))

@@ -17,6 +17,7 @@ from batchbench.calibration import Calibration
 from batchbench.errors import BatchbenchError
 from batchbench.eviction_cost import TOLERANCE, EvictionCost, PointCost
 from batchbench.figures.style import ALERT, DARK, LIGHT, MID, STYLE
+from batchbench.units import show_digits
 
 _TOY_TOKENS = 4096
 _STYLES = ("--", "-.", ":")  # of slower, given and faster links
@@ -58,7 +59,7 @@ def _toy_panel(
     links = sorted({flip / 4, bandwidth_bytes_per_s, bandwidth_bytes_per_s * 4})
     for link, style in zip(links, _STYLES, strict=False):
         swaps = [cost.swap_ms(int(n), per_token_bytes, link) for n in tokens]
-        axes.plot(tokens, swaps, style, color=MID, linewidth=1.8, label=f"swap, {link / 1e9:.3g} GB/s")
+        axes.plot(tokens, swaps, style, color=MID, linewidth=1.8, label=f"swap, {show_digits(link / 1e9)} GB/s")
     if measured:
         axes.plot(*_curve(measured, measured.recompute_ms), color=ALERT, linewidth=2.5, label="recompute, measured")
         axes.plot(*_curve(measured, measured.swap_ms), color="0.55", linewidth=2.5, label="swap, measured")
@@ -66,8 +67,8 @@ def _toy_panel(
     low, high = axes.get_ylim()
     axes.set_ylim(low / 6, high * (100 if measured else 12))  # room for the legend and the note
     axes.set(title="with constants, and measured" if measured else "with constants")
-    axes.text(0.98, 0.03, f"equal at {flip / 1e9:.3g} GB/s, at every length", ha="right", transform=axes.transAxes,
-              fontsize=8)  # fmt: skip
+    equal = f"equal at {show_digits(flip / 1e9)} GB/s, at every length"
+    axes.text(0.98, 0.03, equal, ha="right", transform=axes.transAxes, fontsize=8)
     axes.legend(loc="upper left", fontsize=8)
 
 

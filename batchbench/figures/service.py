@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from batchbench.figures.pool_use import in_seconds
 from batchbench.figures.style import ALERT, DARK, LIGHT, MID, choice_name, pool_axis, records, thousands, title
 from batchbench.results import Result
-from batchbench.units import show_blocks
+from batchbench.units import show_blocks, show_digits
 
 _METRICS = {
     "ttft": "To the first token",
@@ -176,7 +176,7 @@ def _say_extra(axes: Axes, pools: pd.DataFrame, extra: Any, right: Any) -> None:
     """The sum beside each bar, or why there is none."""
     for n, pool in enumerate(records(pools)):
         if not np.isnan(extra[n]):
-            text = f"{extra[n]:+.3g}"
+            text = show_digits(extra[n], "+")
         elif pool.preemptions == 0:
             text = "nobody was evicted"
         elif pd.isna(pool.reference_pool_blocks):

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from batchbench.figures.style import DARK, LIGHT, LINES, MID, choice_name, pool_axis, records, title
 from batchbench.results import Result
-from batchbench.units import show_blocks
+from batchbench.units import show_blocks, show_digits
 
 _COMPARED = (
     ("occupancy", "Occupancy", "share of slots that forwarded a row", 1),
@@ -100,7 +100,7 @@ def compare_choices(result: Result) -> Figure:
     for axes, (column, name, unit, scale) in zip(figure.subplots(1, len(compared), sharey=True), compared, strict=True):
         values = scale * pools[column].to_numpy(dtype=float)
         bars = axes.barh(y, np.nan_to_num(values), color=LIGHT, edgecolor="0.2", height=0.7)
-        axes.bar_label(bars, ["-" if np.isnan(v) else f"{v:.3g}" for v in values], fontsize=7, padding=2)
+        axes.bar_label(bars, ["-" if np.isnan(v) else show_digits(v) for v in values], fontsize=7, padding=2)
         axes.set_title(name)
         axes.set_xlabel(unit.replace(" that ", "\nthat ").replace(" [", "\n["))
         axes.set_xlim(0, 1.25 * max(np.nanmax(values, initial=0), 1e-9))

@@ -8,6 +8,7 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
+LISTED_LINES = 150  # of a text to copy, where all of it would be pages
 Tone = Literal["good", "caution", "bad", "plain"]
 
 
@@ -40,6 +41,21 @@ class Code:
     caption: str
     text: str
     language: str
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(self.text.rstrip().split("\n"))
+
+    @property
+    def lines_cut(self) -> int:
+        """How many lines are left out where it cannot be folded away."""
+        return max(0, len(self.lines) - LISTED_LINES)
+
+    @property
+    def start(self) -> str:
+        """Its first lines; where that is not all, with a last one that says so."""
+        more = (f"# ... and {self.lines_cut} more lines",) if self.lines_cut else ()
+        return "\n".join((*self.lines[:LISTED_LINES], *more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +98,12 @@ class Victims:
 
 @dataclass(frozen=True, slots=True)
 class LinkPoint:
-    """Of one point of a sweep, all its evictions by their lengths."""
+    """Of one point of a sweep, all its evictions by their lengths. spared: of these, those of victims that computed
+    less again than they had cached."""
 
     name: str
     victims: tuple[Victims, ...]
+    spared: int = 0
 
     @property
     def evictions(self) -> int:

@@ -20,7 +20,7 @@ from batchbench.figures.style import STYLE
 from batchbench.report.document import Link, LinkPoint, Picture, Report, Table
 from batchbench.report.pictures import LINK_ABOUT, LINK_TITLE
 from batchbench.report.values import values
-from batchbench.units import show_small_seconds
+from batchbench.units import show_digits, show_small_seconds
 
 _HERE = Path(__file__).parent
 
@@ -73,7 +73,7 @@ def _chart(link: Link, key: str) -> dict[str, Any]:
         "reach": math.log10(REACH),
         "start": math.log10(link.bandwidth_bytes_per_s),
         "cost": show_small_seconds(link.s_per_position),
-        "equal": cost.flip_bandwidth_bytes_per_s(link.kv_bytes_per_token, link.s_per_position * 1e3),
+        "equal": show_digits(cost.flip_bandwidth_bytes_per_s(link.kv_bytes_per_token, link.s_per_position * 1e3) / 1e9),
         "rows": [_row(link, point) for point in link.points],
         "data": {
             "kv_bytes_per_token": link.kv_bytes_per_token,

@@ -12,7 +12,7 @@ from batchbench.eviction_cost import RecomputeRate, recompute_rate
 from batchbench.report.document import Cell, Link, LinkPoint, Paragraph, Part, Section, Table, Victims, table
 from batchbench.results import Result
 from batchbench.sheets import escaped
-from batchbench.units import show_blocks, show_bytes, show_small_seconds
+from batchbench.units import show_blocks, show_bytes, show_digits, show_small_seconds
 
 _BANDWIDTHS = (1e9, 4e9, 16e9, cost.BANDWIDTH_BYTES_PER_S, 64e9, 256e9)  # bytes per second, of slow disks to fast links
 _COLUMNS = ["cached_tokens", "rebuilt_tokens", "reclaim"]
@@ -45,12 +45,28 @@ def _parts(result: Result) -> Sequence[Part]:
             "does to others, and that computing a longer context takes longer per position."
         ),
         Paragraph(_source(rate, result)),
-        Paragraph(
-            f"For victims that fill their blocks the two are equal at {flip / 1e9:.3g} GB/s, whatever their length: "
-            "2 x bytes per position / seconds per position. A partly filled last block moves it up."
-        ),
+        Paragraph(_equal(shown, flip)),
         about,
     ]
+
+
+def _equal(points: Sequence[LinkPoint], flip: float) -> str:
+    """Where recomputing takes as long as swapping."""
+    evictions, spared = sum(point.evictions for point in points), sum(point.spared for point in points)
+    position = "2 x bytes per position / seconds per position"
+    if not spared:
+        return (
+            f"For victims that fill their blocks the two are equal at {show_digits(flip / 1e9)} GB/s, whatever their "
+            f"length: {position}. A partly filled last block moves it up."
+        )
+    again, copied = sum(point.rebuilt_tokens for point in points), sum(point.copied_tokens for point in points)
+    whole = f"they are equal at {show_digits(flip * copied / again / 1e9)} GB/s" if again else "recomputing takes none"
+    return (
+        f"A position computed again and a position copied are equal at {show_digits(flip / 1e9)} GB/s: {position}. But "
+        f"{spared:,} of the {evictions:,} evictions had fewer positions computed again than their victims had cached, "
+        "as these were found in the prefix cache, or evicted again before that; swapping would copy them all. That, "
+        f"and a partly filled last block, moves the crossing up: over all evictions {whole}."
+    )
 
 
 def _source(rate: RecomputeRate | None, result: Result) -> str:
@@ -82,7 +98,7 @@ def _point(result: Result, pool: dict[str, Any]) -> LinkPoint | None:
     groups = lengths.value_counts(sort=False).reset_index()
     victims = tuple(Victims(int(n), int(again), int(copied)) for again, copied, n in groups.itertuples(index=False))
     name = show_blocks(pool["pool_blocks"]) + (f", {escaped(pool['choices'])}" if pool["choices"] else "")
-    return LinkPoint(name, victims)
+    return LinkPoint(name, victims, int((rebuilt < cached).sum()))
 
 
 def _at_bandwidths(points: Sequence[LinkPoint], size: int, s_per_position: float) -> Table:

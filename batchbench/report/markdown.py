@@ -49,8 +49,8 @@ def _part(part: Part, key: str, folder: str, pictures: dict[str, bytes]) -> Iter
         yield "\n".join(["| what | value |", "| --- | --- |", *(f"| {plain(a)} | {plain(b)} |" for a, b in part.pairs)])
     elif isinstance(part, Code):
         yield plain(part.caption)
-        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", part.text)), default=0))
-        yield f"{fence}{part.language}\n{part.text.rstrip()}\n{fence}"
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", part.start)), default=0))
+        yield f"{fence}{part.language}\n{part.start}\n{fence}"
     elif isinstance(part, Table):
         yield from _table(part)
     else:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import matplotlib as mpl
 from fpdf import FPDF
-from fpdf.enums import TableBordersLayout, TextEmphasis, XPos, YPos
+from fpdf.enums import MethodReturnValue, TableBordersLayout, TextEmphasis, XPos, YPos
 from fpdf.fonts import FontFace
 from matplotlib.ft2font import FT2Font
 from PIL import Image
@@ -20,6 +21,7 @@ _FONTS = Path(mpl.get_data_path()) / "fonts/ttf"  # ship with matplotlib: the sa
 _TONES = {"good": (0, 105, 79), "caution": (138, 82, 0), "bad": (168, 32, 13), "plain": (84, 91, 100)}
 _SIGNS = {"good": "✓", "caution": "!", "bad": "✗", "plain": "•"}
 _MUTED, _LINE = (84, 91, 100), (190, 196, 203)
+_TOGETHER = 3  # lines of a text, or first rows of a table, that stay together
 _WIDEST = 34  # characters that a column is given room for before its text wraps
 
 
@@ -60,10 +62,30 @@ class _Pages(FPDF):
 
     def write_text(self, text: str, size: float = 9, colour: tuple[int, int, int] = (20, 24, 28), *,
                    bold: bool = False, family: str = "sans", after: float = 1.5) -> None:  # fmt: skip
-        """A paragraph over the whole width."""
+        """A paragraph over the whole width. No page begins or ends with very few of its lines."""
         self.font(family, size, colour, bold)
-        self.multi_cell(0, size * 0.5, self.fit(text, family), align="L", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
+        lines = self.lines(text, size, family)
+        fit = max(0, int((self.h - self.b_margin - self.get_y()) / (size * 0.5) + 1e-6))
+        page = int(self.eph / (size * 0.5) + 1e-6)
+        while lines:
+            if fit < len(lines) and min(fit, len(lines)) <= _TOGETHER:
+                fit = 0
+            elif fit < len(lines) < fit + _TOGETHER:
+                fit = len(lines) - _TOGETHER
+            for line in lines[:fit]:
+                self.cell(0, size * 0.5, line, new_x=XPos.LMARGIN, new_y=YPos.NEXT)
+            if lines := lines[fit:]:
+                self.add_page()
+                self.font(family, size, colour, bold)
+                fit = page
         self.ln(after)
+
+    def lines(self, text: str, size: float, family: str = "sans", width: float = 0) -> list[str]:
+        """The text as it would be broken, in the font that is set. width: in millimetres; 0: of the page."""
+        found = self.multi_cell(
+            width, size * 0.5, self.fit(text, family), align="L", dry_run=True, output=MethodReturnValue.LINES
+        )
+        return cast(list[str], found) or [""]
 
 
 def pdf(report: Report) -> bytes:
@@ -84,7 +106,7 @@ def pdf(report: Report) -> bytes:
         for section in chapter.sections:
             first = section.parts[0]
             drawn = png(first) if isinstance(first, Picture) else None
-            _room(pages, 22 + _height(pages, drawn) if drawn else 40)  # a heading stays with what it is of
+            _room(pages, 13 + _start(pages, first, drawn))  # a heading stays with what it is of
             pages.ln(4)
             pages.start_section(pages.fit(section.title), level=int(len(report.chapters) > 1))
             pages.write_text(section.title, 13, bold=True, after=2)
@@ -118,7 +140,7 @@ def _write(pages: _Pages, part: Part, drawn: bytes | None = None) -> None:
     elif isinstance(part, Code):
         _room(pages, 20)
         pages.write_text(part.caption, 8, _MUTED, after=0.5)
-        pages.write_text(part.text.rstrip(), 7, family="mono", after=3)
+        pages.write_text(part.start, 7, family="mono", after=3)
     elif isinstance(part, Table):
         _table(pages, part)
     else:
@@ -148,14 +170,40 @@ def _height(pages: _Pages, data: bytes) -> float:
 
 
 def _table(pages: _Pages, table: Table) -> None:
-    _room(pages, 25)
+    _room(pages, _start(pages, table))
     pages.write_text(table.caption, 9, bold=True, after=0.2)
     if table.note:
         pages.write_text(table.note, 8, _MUTED, after=0.5)
+    lengths, size = _columns(table)
     rows = [tuple(cell.text for cell in row) for row in table.rows]
-    columns = list(zip(table.headings, *rows, strict=True))
+    _rows(pages, table.headings, rows, table.numbers, size, lengths)
+
+
+def _columns(table: Table) -> tuple[list[int], float]:
+    """The characters that each column gets, and the size of the font that makes room for them."""
+    columns = list(zip(table.headings, *(tuple(cell.text for cell in row) for row in table.rows), strict=True))
     lengths = [_length(heading, [len(text) for text in texts]) for heading, *texts in columns]
-    _rows(pages, table.headings, rows, table.numbers, min(8.0, max(5.0, 8.0 * 88 / sum(lengths))), lengths)
+    return lengths, min(8.0, max(5.0, 8.0 * 88 / sum(lengths)))
+
+
+def _start(pages: _Pages, part: Part, drawn: bytes | None = None) -> float:
+    """Millimetres that a part needs on the page that it begins on: of a table, down to its third row."""
+    if drawn is not None:
+        return 14 + _height(pages, drawn)
+    if not isinstance(part, Table):
+        return 27
+    lengths, size = _columns(part)
+    pages.font("sans", 8)
+    lines = len(pages.lines(part.note, 8)) if part.note else 0
+    pages.font("sans", size, bold=True)  # wider than most rows are
+    height = 6.0 + 4 * lines
+    for row in (part.headings, *(tuple(cell.text for cell in row) for row in part.rows[:_TOGETHER])):
+        wraps = [
+            len(pages.lines(text, size, width=pages.epw * length / sum(lengths) - 1.6))
+            for text, length in zip(row, lengths, strict=True)
+        ]
+        height += max(wraps) * size * 0.5 + 1
+    return height
 
 
 def _length(heading: str, lengths: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchbench.errors import TraceError
+from batchbench.regular_files import open_regular
 from batchbench.traces.cells import Number, RefusedCell, shown
 
 MAX_CHARS = 16 * 2**20  # of a line or a JSON value: room for a million token ids, not for a file without line breaks
@@ -45,9 +46,7 @@ def look(path: Path) -> str:
     Raises TraceError if it cannot be read, is empty, packed, or no regular file (it is read more than once).
     """
     try:
-        if path.exists() and not path.is_file():
-            raise TraceError(f"trace {path} is no regular file")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(8)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise TraceError(f"trace {path}: {getattr(error, 'strerror', None) or error}") from None
@@ -63,7 +62,7 @@ def look(path: Path) -> str:
 
 def _first_character(path: Path) -> str:
     """That is no space; nothing if there is none. A JSON array may be one line of gigabytes, so no line is read."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         encoding = _encoding(file, ignore)
         while chunk := file.read(_CHUNK):
             if text := chunk.decode(encoding, "replace").lstrip():
@@ -73,7 +72,7 @@ def _first_character(path: Path) -> str:
 
 def lines(path: Path, note: Note) -> Iterator[tuple[int, str]]:
     """(number from 1, text without its line break) of every line that is not blank. UTF-8, or UTF-16 with a mark."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         encoding = _encoding(file, note)
         text = file if encoding == "utf-8" else io.TextIOWrapper(file, encoding, newline="\n")
         number = 0
@@ -180,7 +179,7 @@ def jsonl_records(path: Path, note: Note) -> Records:
 
 def json_records(path: Path, note: Note) -> Records:
     """The objects of a JSON array, or objects one after another, numbered from 1; never more than one in memory."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         encoding = _encoding(file, note)
         stream = _Values(path, file, codecs.getincrementaldecoder(encoding)())
         try:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import random
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tests.batchbench.breaking import SHORT, Case, begun, resuming, server
+from tests.batchbench.test_cli import invoke
 
 assert server  # a fixture
 
@@ -83,7 +90,7 @@ def test_the_folder_goes_away_at_any_moment(case):
     assert vanished >= 15
 
 
-@pytest.mark.parametrize("kilobytes", [40, 100, 200, 280])
+@pytest.mark.parametrize("kilobytes", [40, 100, 200, 280, 360, 440])
 def test_a_disk_that_fills_up(case, mounted, kilobytes):
     small = mounted("size=1m")
     filler = small / "filler"
@@ -95,6 +102,55 @@ def test_a_disk_that_fills_up(case, mounted, kilobytes):
     if kilobytes >= 200:
         assert (small / "o/batchbench-parts/point-0").is_dir(), "what was finished is lost"
     case.check_resumed(small / "o", "--resume")
+
+
+WRITES = ((pq.ParquetWriter, "write_table"), (pq.ParquetWriter, "close"), (np, "savez"), (Path, "write_text"))
+
+
+def full_after(monkeypatch, place):
+    """From that write on, the disk stays full. Returns the writes so far, and what was said to nobody."""
+    seen, unraised = [], []
+
+    def full(name, honest):
+        def write(*args, **kwargs):
+            seen.append(name)
+            if len(seen) > place:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return honest(*args, **kwargs)
+
+        return write
+
+    for owner, name in WRITES:
+        monkeypatch.setattr(owner, name, full(name, getattr(owner, name)))
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    return seen, unraised
+
+
+def swept(tmp_path, *options):
+    done = invoke("sweep", str(tmp_path / "x.toml"), "--no-plots", "--no-progress", "--out", str(tmp_path / "o"),
+                  "--engine", "schedule", *options)  # fmt: skip
+    gc.collect()
+    return done
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_from_any_write_on_is_one_line(monkeypatch, tmp_path):
+    (tmp_path / "x.toml").write_text(SHORT)
+    with monkeypatch.context() as patch:
+        seen, unraised = full_after(patch, sys.maxsize)
+        assert swept(tmp_path).exit_code == 0 and not unraised
+    line = f"error: output folder {tmp_path}/o: No space left on device\n"
+    for place in range(0, len(seen), 7):
+        shutil.rmtree(tmp_path / "o")
+        with monkeypatch.context() as patch:
+            _, unraised = full_after(patch, place)
+            done = swept(tmp_path)
+            assert (done.exit_code, done.stderr, unraised) == (1 + (place == 0), line, []), (place, seen[place])
+            again = swept(tmp_path, "--resume")  # it is still full
+            assert again.exit_code in (1, 2) and again.stderr.endswith(line) and not unraised, (place, seen[place])
+            assert again.stderr.removesuffix(line) in ("", "resumed: 1 of 2 runs finished\n",
+                                                       "resumed: 2 of 2 runs finished\n")  # fmt: skip
+    assert swept(tmp_path, "--resume").exit_code == 0
 
 
 def test_a_full_disk_leaves_an_earlier_result_whole(case, mounted):

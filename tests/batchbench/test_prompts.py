@@ -134,7 +134,7 @@ def test_paths_that_are_no_prompts(tmp_path, monkeypatch):
     with pytest.raises(ScenarioError, match="'neutral' is neither 'natural' nor the path of a .txt or .toml file"):
         load_prompts("neutral")
     (tmp_path / "folder.txt").mkdir()
-    with pytest.raises(ScenarioError, match="Is a directory"):
+    with pytest.raises(ScenarioError, match="is no regular file"):
         load_prompts(str(tmp_path / "folder.txt"))
     monkeypatch.setattr("batchbench.prompts._MAX_BYTES", 3)
     (tmp_path / "big.txt").write_text("long")

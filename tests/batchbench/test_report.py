@@ -10,6 +10,7 @@ import re
 import shutil
 import tomllib
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,33 @@ from pypdf import PdfReader
 
 from batchbench.eviction_cost import _extra_ms, recompute_rate
 from batchbench.report.content import report
-from batchbench.report.document import Code, Link, Paragraph, Picture, Report, Table, Victims
+from batchbench.report.document import (
+    LISTED_LINES,
+    Chapter,
+    Code,
+    Link,
+    Paragraph,
+    Picture,
+    Report,
+    Section,
+    Table,
+    Victims,
+    table,
+    words,
+)
 from batchbench.report.html import html
 from batchbench.report.ledger import LISTED, ledger
 from batchbench.report.link import link
 from batchbench.report.markdown import markdown, plain
 from batchbench.report.measured import measured
 from batchbench.report.pdf import pdf
-from batchbench.report.reproduce import reproduce, scenario_toml
+from batchbench.report.reproduce import path_keys, reproduce, scenario_toml
+from batchbench.report.toml_text import toml_text
 from batchbench.report.verdict import verdict
 from batchbench.results import Result, load_result
-from batchbench.scenario import load_scenario
+from batchbench.scenario import Scenario, load_scenario
 from batchbench.schema import TABLES
-from batchbench.units import show_small_seconds
+from batchbench.units import show_digits, show_small_seconds
 from tests.batchbench.scripted import it, request, result_of
 from tests.batchbench.test_cli import assert_refused, everything_under, here, invoke, scenario  # noqa: F401
 from tests.batchbench.test_tables import rewrite
@@ -568,3 +583,170 @@ def test_dollars_are_text(tmp_path):
     for name in TABLES:
         rewrite(folder, name, lambda rows: [row | {"choices": "cost $5 \\x $"} for row in rows])
     assert invoke("report", str(folder), "-o", str(tmp_path / "r.html")).exit_code == 0
+
+
+# How to run it again: the listing
+
+
+def test_short_values_of_arrays_share_lines_and_the_document_is_the_same():
+    document = {
+        "name": "x",
+        "pools": [48, 32],
+        "none": None,
+        "t": {"pairs": [[n, 7] for n in range(40)], "long": ["a" * 150, "b", 'array 0."'], "empty": [], "n": 1.5},
+        "groups": [{"share": 0.5, "lengths": [1, 2]}, {"share": 0.5, "lengths": list(range(60))}],
+        "deep": [[list(range(50)), [1]], []],
+        "mixed": [True, 1e300, -3, "é\n\t\"'\\"],
+    }
+    text = toml_text(document)
+    assert tomllib.loads(text) == {key: value for key, value in document.items() if value is not None}
+    assert "pools = [48, 32]\n" in text
+    assert "\npairs = [\n    [0, 7], [1, 7], " in text
+    assert max(len(line) for line in text.split("\n") if "aaa" not in line) <= 120
+    assert len(text.split("\n")) < 60
+
+
+@pytest.mark.parametrize("odd", ["\u202e", "\u2066", "\u200b", "\ufeff", "\x7f", "\x1b", "\x85", "\xa0", "\U000e0001"])
+def test_a_character_that_is_not_seen_is_an_escape_in_the_listing(day34, odd):
+    document = {"workload": {"prompts": f"a{odd}b.txt", f"k{odd}": [f"{odd}", 1]}}
+    text = scenario_toml(document)
+    assert tomllib.loads(text) == document
+    assert all(c.isprintable() or c == "\n" for c in text)
+    run = {**day34.run, "scenario": {**day34.run["scenario"], **document}}
+    content = report([Result(run, day34.files)])
+    (listing,) = [part for part in parts(content.chapters[0].sections[-1], Code) if part.language == "toml"]
+    assert listing.text.count("\\") >= 3
+    only = Report("x", "", (listing,), ())
+    for written in (html(only), markdown(only, "f")[0], PdfReader(io.BytesIO(pdf(only))).pages[0].extract_text()):
+        assert odd not in written
+
+
+def long_result(day34, requests):
+    stored = day34.run["scenario"]
+    workload = {**stored["workload"], "arrivals": [f"arrival number {n} {'x' * 90}" for n in range(requests)]}
+    return Result({**day34.run, "scenario": {**stored, "workload": workload}}, day34.files)
+
+
+def test_a_long_listing_is_whole_in_html_and_cut_elsewhere_which_is_said(day34):
+    section = reproduce(long_result(day34, 300))
+    listing = parts(section, Code)[-1]
+    assert listing.lines_cut == len(listing.lines) - LISTED_LINES > 100
+    said = parts(section, Paragraph)[-1].text
+    assert f"the HTML report (batchbench report RESULT -o report.html) has all its {len(listing.lines)} lines" in said
+    only = Report("x", "", (listing,), ())
+    page = html(only)
+    assert '<details class="code">' in page and "arrival number 299" in page
+    last = f"# ... and {listing.lines_cut} more lines"
+    pages = PdfReader(io.BytesIO(pdf(only))).pages
+    for text in (markdown(only, "f")[0], "\n".join(sheet.extract_text() for sheet in pages)):
+        assert "arrival number 99 " in text and last in text and "arrival number 299" not in text
+    assert len(pages) <= 4
+
+
+def test_a_listing_that_is_not_long_is_whole_everywhere(day34):
+    section = reproduce(day34)
+    listing = parts(section, Code)[-1]
+    assert listing.lines_cut == 0 and listing.start == listing.text.rstrip()
+    assert "long" not in " ".join(part.text for part in parts(section, Paragraph))
+
+
+def test_six_hundred_integers_are_few_lines():
+    document = {"workload": {"lengths": [[n, 100 + n] for n in range(600)], "arrival_iterations": list(range(600))}}
+    assert len(toml_text(document).split("\n")) < 120
+
+
+def test_every_file_that_a_scenario_names_is_named(day34):
+    """Wherever it is: the keys are those of the fields that hold a path."""
+    assert path_keys(Scenario) == {"model", "calibration", "lengths_file", "prompts", "path", "file"}
+    changed = {
+        "engine": {"model": "m.gguf", "calibration": "c.json"},
+        "workload": {
+            "prompt_tokens": {"dist": "empirical", "file": "sub/hist.csv"},
+            "output_tokens": {
+                "dist": "mixture",
+                "parts": [{"weight": 1, "of": {"dist": "empirical", "file": "b.csv"}}],
+            },
+            "prompts": "p.txt",
+            "lengths_file": "sub/hist.csv",
+            "trace": {"path": "t.csv", "format": None},
+        },
+    }
+    said = reproduce(Result({**day34.run, "scenario": {**day34.run["scenario"], **changed}}, day34.files))
+    (line,) = [part.text for part in parts(said, Paragraph) if part.text.startswith("It also reads")]
+    assert line.endswith(": m.gguf, c.json, sub/hist.csv, b.csv, p.txt, t.csv.")
+    assert not [part for part in parts(reproduce(day34), Paragraph) if part.text.startswith("It also reads")]
+
+
+# Where both take as long
+
+
+def test_positions_found_in_the_prefix_cache_move_the_crossing():
+    result = load_result("results/agents")
+    section = link(result)
+    (about,) = parts(section, Link)
+    assert [(point.evictions, point.spared) for point in about.points] == [(2, 0), (13, 0), (4, 4), (11, 11)]
+    said = parts(section, Paragraph)[-1].text
+    assert "whatever their length" not in said
+    assert "But 15 of the 30 evictions had fewer positions computed again than their victims had cached" in said
+    rows = [row for point in about.points for row in point.victims]
+    again, copied = sum(v.count * v.rebuilt for v in rows), sum(v.count * v.copied for v in rows)
+    equal = 2 * about.kv_bytes_per_token / about.s_per_position * copied / again
+    assert said.endswith(f"over all evictions they are equal at {equal / 1e9:.3g} GB/s.")
+    assert again * about.s_per_position == pytest.approx(2 * copied * about.kv_bytes_per_token / equal)
+
+
+def test_without_a_recovery_the_crossing_holds_at_every_length(day34):
+    said = parts(link(day34), Paragraph)[-1].text
+    assert (
+        said.startswith("For victims that fill their blocks the two are equal at ") and "whatever their length" in said
+    )
+
+
+# Small things of the page
+
+
+def test_headings_leave_out_no_level(day34):
+    for results in ([day34], [day34, day34]):
+        page = html(report(results))
+        levels = [int(level) for level in re.findall(r"<h([1-6])", page)]
+        assert levels[0] == 1 and max(b - a for a, b in pairwise(levels)) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "sign", "said"),
+    [(1870.4, "+", "+1,870"), (-1870.4, "+", "-1,870"), (999.4, "", "999"), (999.7, "", "1,000"),
+     (0.01234, "+", "+0.0123"), (12.3, "", "12.3"), (1234567, "", "1,234,567"), (0, "", "0")],
+)  # fmt: skip
+def test_large_numbers_have_no_exponent(value, sign, said):
+    assert show_digits(value, sign) == said
+
+
+@pytest.mark.parametrize("before", [0, 40, 60, 80, 90, 95, 97, 99, 101])
+def test_a_tables_heading_has_three_rows_under_it(before):
+    rows = [words(f"row{n}", "x") for n in range(8)]
+    section = Section("s", "Title", (table("Caption", ["first heading", "second"], rows, [], "A note."),))
+    filler = tuple(Paragraph("word") for _ in range(before // 2))
+    content = Report("x", "", filler, (Chapter("c", (), (section,)),))
+    pages = [sheet.extract_text() for sheet in PdfReader(io.BytesIO(pdf(content))).pages]
+    (first,) = [text for text in pages if "Caption" in text]
+    assert all(text in first for text in ("Title", "A note.", "first heading", "row0", "row1", "row2"))
+
+
+@pytest.mark.parametrize("lines", range(60, 76))
+def test_no_page_of_text_has_one_line(lines):
+    content = Report("x", "", (Code("c", "\n".join(f"line{n}" for n in range(lines)), "toml"),), ())
+    pages = [sheet.extract_text().count("line") for sheet in PdfReader(io.BytesIO(pdf(content))).pages]
+    assert sum(pages) == lines and min(pages) >= 3
+
+
+def test_a_report_that_cannot_be_written_leaves_no_folder(tmp_path, monkeypatch):
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    done = invoke("report", "results/day34", "-o", str(tmp_path / "new/deep/r.md"))
+    assert done.exit_code == 1 and done.stderr.endswith("No space left on device\n")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "r-figures").mkdir()  # somebody's own
+    assert invoke("report", "results/day34", "-o", str(tmp_path / "r.md")).exit_code == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["r-figures"]

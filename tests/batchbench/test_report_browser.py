@@ -37,6 +37,7 @@ def files(tmp_path_factory, hostile):  # noqa: F811
     contents = {
         "day34": [load_result("results/day34")],
         "swap": [load_result("results/swap")],
+        "cheaper": [load_result("results/cheaper")],
         "hostile": [hostile],
         "several": [load_result("results/day34"), load_result("results/day34"), load_result("results/swap")],
     }
@@ -308,6 +309,21 @@ def test_names_from_files_run_nothing(opened):
     page = opened("hostile")
     assert page.locator("h1").inner_text().startswith('<script>alert("x")</script>|')
     assert page.locator("script").count() == 2 and page.locator("img").count() == 0
+
+
+def test_every_printed_page_of_a_table_repeats_its_headings(browser, files):
+    """With the script, headings are in buttons, which a repeated table head is drawn without."""
+    counts = []
+    for script in (True, False):
+        context = browser.new_context(java_script_enabled=script)
+        page = context.new_page()
+        page.goto((files / "cheaper.html").as_uri())
+        printed = PdfReader(io.BytesIO(page.pdf(format="A4")))
+        context.close()
+        table = [sheet.extract_text() for sheet in printed.pages]
+        counts.append([[text.count(word) for word in ("rebuilt", "generated", "how it left")] for text in table])
+    assert counts[0] == counts[1]
+    assert sum("generated" in text for text in table) >= 2, "the table should be of several pages"
 
 
 def test_print_is_pages_with_text_and_without_what_is_pressed(opened):

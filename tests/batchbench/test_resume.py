@@ -16,6 +16,7 @@ from batchbench import build_requests, engine_factory, load_scenario, sweep_pool
 from batchbench.clocks import IterationCost
 from batchbench.driver import Pacing
 from batchbench.errors import ResultError
+from batchbench.ledger import LEDGER
 from batchbench.paths import FilePath
 from batchbench.protocol import Point
 from batchbench.recorder import Events, Recorder
@@ -285,6 +286,56 @@ def test_damaged_parts_are_one_line(here, monkeypatch, damage):
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.endswith(": damaged; sweep again without --resume\n") and done.stderr.count("\n") == 1
     assert invoke("sweep", str(DAY34), *QUIET).exit_code == 0
+
+
+def shortened(path):
+    table = pq.read_table(path)
+    pq.write_table(table.slice(1), path)
+
+
+def of_another_run(path):
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({b"run_id": b"0"}), path)
+
+
+def without_a_column(path):
+    pq.write_table(pq.read_table(path).drop_columns(["request_id" if path.stem == "prefills" else "iteration"]), path)
+
+
+def a_bit_turned(path):
+    """In the rows: the footer is whole."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 8] ^= 0xFF
+    path.write_bytes(data)
+
+
+LEDGER_DAMAGE = [
+    lambda path: path.unlink(),
+    lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    lambda path: path.write_bytes(b""),
+    shortened,
+    of_another_run,
+    without_a_column,
+]
+
+
+@pytest.mark.parametrize("name", LEDGER)
+def test_a_damaged_ledger_of_a_finished_point_is_found_before_anything_runs(here, monkeypatch, name):
+    interrupted_after(monkeypatch, 2, here, "--engine", "schedule")
+    path = here / PARTS / f"point-1/{name}.parquet"
+    whole = path.read_bytes()
+    damages = LEDGER_DAMAGE + [a_bit_turned] * (name == "iterations")
+    if name == "prefills":
+        damages.remove(shortened)  # the run does not know how many rows that has
+    if name == "token_runs":
+        damages.remove(without_a_column)  # it has no iteration
+    for damage in damages:
+        damage(path)
+        done = invoke("sweep", str(DAY34), *QUIET, "--engine", "schedule", "--resume")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr == f"error: {PARTS}/point-1: damaged; sweep again without --resume\n"
+        path.write_bytes(whole)
+    assert invoke("sweep", str(DAY34), *QUIET, "--engine", "schedule", "--resume").exit_code == 0
 
 
 # ---- a run out of its files is the run -------------------------------------------------------------

@@ -204,7 +204,7 @@ def test_what_is_wrong_with_a_tokenizer_file_is_one_line(tmp_path):
 
     refused("no tokenizer.json, so text cannot become token ids")
     path.mkdir()
-    refused("tokenizer.json: Is a directory")
+    refused("tokenizer.json: is no regular file")
     path.rmdir()
     for content in (b"", b"{", b"[]", b'{"version": "1.0"}', bytes(range(256)), b"[" * 100_000):
         path.write_bytes(content)

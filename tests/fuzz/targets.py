@@ -19,14 +19,22 @@ from safetensors.numpy import save
 from batchbench.adapters import engine_factory
 from batchbench.calibration import load_calibration
 from batchbench.errors import BatchbenchError
+from batchbench.gate_rules import load_demands
 from batchbench.length_files import read_columns
+from batchbench.parts import Parts
 from batchbench.prompts import load_prompts
-from batchbench.results import load_result
+from batchbench.protocol import Point
+from batchbench.repetitions import measured
+from batchbench.results import ResultWriter, load_point, load_result
+from batchbench.resuming import difference
 from batchbench.running import refuse_untrusted
 from batchbench.scenario import load_scenario
 from batchbench.schema import TABLES
+from batchbench.service import Slo
 from batchbench.service_sheet import service_sheet
 from batchbench.sheets import sweep_sheet
+from batchbench.status import sight
+from batchbench.sweep import SweepObserver, sweep_pool_sizes
 from batchbench.trace_stats import collect
 from batchbench.traces import open_trace
 from batchbench.workload import build_requests, needs_tokenizer, workload_hash
@@ -91,6 +99,50 @@ def _result(folder: Path) -> None:
     objectives = bool(result.run["scenario"].get("slo"))
     sweep_sheet(tables["pools"], tables["statistics"]).markdown()
     service_sheet(tables["pools"], tables["service"], objectives=objectives).markdown()
+
+
+PARTS = "batchbench-parts"
+ABOUT = {"scenario": {"name": "day34"}, "versions": {"pandas": "1"}, "points": ["pool 48", "pool 12"]}
+POINTS = (Point(48), Point(12))
+
+
+class _Saving(SweepObserver):
+    """Saves as a sweep does."""
+
+    def __init__(self, writer: ResultWriter) -> None:
+        self._writer = writer
+        self.ledger, self.on_timing = writer.open_point, writer.save_point  # type: ignore[method-assign]
+
+
+def _small_parts(folder: Path) -> Path:
+    """What a sweep of two points by a schedule leaves in its folder when it ends before its second repetition does."""
+    scenario, place = load_scenario(ROOT / "scenarios/day34.toml"), folder / "begun"
+    place.mkdir()
+    with ResultWriter(place) as writer:
+        writer.open(ABOUT)
+        timings = sweep_pool_sizes(
+            build_requests(scenario.workload),
+            POINTS,
+            engine_factory("schedule", scenario.engine),
+            observer=_Saving(writer),
+        )
+        writer.save_repetition(1, 0, measured(timings[0]))
+    status = {"version": 1, "pid": 1, "started_at": 1.5, "elapsed_s": 2.5, "points": 2, "requests": 6, "running": None,
+              "pass_name": "repetition 1 of 1", "choices": "", "iterations": 7}  # fmt: skip
+    (place / PARTS / "status.json").write_text(json.dumps(status))
+    return place
+
+
+def _run(folder: Path) -> None:
+    """A finished point, as --resume reads it and goes on from it."""
+    requests = build_requests(load_scenario(ROOT / "scenarios/day34.toml").workload)
+    parts, manifest = Parts(folder, ()), json.loads((folder / PARTS / "sweep.json").read_text())
+    measured(load_point(parts.point(0), 0, POINTS[0], requests, manifest["run_id"], Slo(ttft_s=0.01)))
+
+
+def _manifest(folder: Path) -> None:
+    manifest = Parts(folder, ()).manifest()
+    difference(manifest or {}, ABOUT)
 
 
 def _lengths(folder: Path) -> None:
@@ -198,7 +250,20 @@ def targets(folder: Path) -> dict[str, Target]:
         "gguf": Target((small_gguf,), "model.gguf", _gguf, engine),
         "gguf-tokenizer": Target((small_gguf,), "model.gguf", _gguf_words, engine),
     }
-    for name in ("pools", "requests", "evictions", "texts"):
+    begun = _small_parts(folder)
+    found["rules"] = Target(_files("scenarios/*.gate.toml"), "g.toml", lambda folder: load_demands(folder / "g.toml"))
+    for name, file, read in (
+        ("status.json", "status.json", sight),
+        ("sweep.json", "sweep.json", _manifest),
+        ("repetition.json", "repetition-1-0.json", lambda folder: Parts(folder, ()).repetition(1, 0)),
+        ("run.npz", "point-0/run.npz", _run),
+        ("part-run.json", "point-0/run.json", _run),
+        ("part-iterations", "point-0/iterations.parquet", _run),
+        ("part-evictions", "point-0/evictions.parquet", _run),
+    ):
+        seeds = ((begun / PARTS / file).read_bytes(),)
+        found[name] = Target(seeds, f"{PARTS}/{file}", read, kept=begun)
+    for name in TABLES:
         seeds = _files(f"results/day34/{name}.parquet")
         found[f"{name}.parquet"] = Target(seeds, f"{name}.parquet", _result, kept=result)
     return found

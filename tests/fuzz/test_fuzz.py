@@ -8,10 +8,11 @@ import pytest
 
 from batchbench.errors import ResultError
 from batchbench.results import load_result
-from batchbench.schema import arrow_schema
+from batchbench.schema import TABLES, arrow_schema
 from engine.errors import CheckpointError
 from engine.gguf_file import open_gguf
 from engine.gguf_tokenizer import gguf_tokenizer
+from tests.fuzz.__main__ import main
 from tests.fuzz.fuzzing import fuzz, prepared, read
 from tests.fuzz.sandbox import Forbidden, watched
 from tests.fuzz.targets import targets
@@ -19,8 +20,9 @@ from tests.fuzz.targets import targets
 ONE = (1).to_bytes(8, "little")  # length of a string in a GGUF file
 NAMES = (
     "scenario", "lengths", "prompts", "prompts-toml", "calibration", "trace", "trace-parquet", "run.json",
-    "run.json-v1", "safetensors", "config.json", "tokenizer.json", "gguf", "gguf-tokenizer", "pools.parquet",
-    "requests.parquet", "evictions.parquet", "texts.parquet",
+    "run.json-v1", "safetensors", "config.json", "tokenizer.json", "gguf", "gguf-tokenizer", "rules", "status.json",
+    "sweep.json", "repetition.json", "run.npz", "part-run.json", "part-iterations", "part-evictions",
+    *(f"{name}.parquet" for name in TABLES),
 )  # fmt: skip
 
 
@@ -124,3 +126,23 @@ def test_text_that_is_no_utf8_is_damage(aimed, name):
         load_result(place).rows(name)
     with pytest.raises(ResultError, match="damaged file"):
         load_result(place).point(name, 0)
+
+
+# ---- the command -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["5", "nope"], 2, "unknown target 'nope'; there are scenario, lengths, "),
+        (["x"], 2, "argument seconds: invalid float value: 'x'"),
+        (["0"], 2, "0 seconds: must be more than 0"),
+        (["nan"], 2, "nan seconds: must be more than 0"),
+        (["--help"], 0, "usage: python -m tests.fuzz"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused_with_what_there_is(capsys, arguments, code, said):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert ended.value.code == code and said in out + err
