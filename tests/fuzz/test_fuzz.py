@@ -56,6 +56,16 @@ def test_changed_files_are_read_or_refused(aimed, name):
     fuzz(target, place, number=34, examples=25)
 
 
+@pytest.mark.parametrize(
+    "name", ["rules", "status.json", "sweep.json", "repetition.json", "run.npz", "part-run.json", "part-iterations"]
+)
+def test_the_seeds_are_good(aimed, name):
+    target, place = aimed(name)
+    for data in target.seeds:
+        (place / target.name).write_bytes(data)
+        target.read(place)
+
+
 # ---- the watch itself ----------------------------------------------------------------------------
 
 
