@@ -122,6 +122,17 @@ def test_damaged_metadata_is_named(known, tmp_path, old, new, message):
         gguf_tokenizer(open_gguf(tmp_path / "model.gguf"))
 
 
+def test_an_interval_that_is_not_there_is_damage(aimed):
+    _, place = aimed("statistics.parquet")
+    path = place / "statistics.parquet"
+    table = pq.read_table(path)
+    at = table.schema.get_field_index("n")
+    twice = pa.array([2] * len(table), table.schema.field(at).type)
+    pq.write_table(table.set_column(at, table.schema.field(at), twice), path)
+    with pytest.raises(ResultError, match=r"statistics\.parquet has a low of one run, or none of several"):
+        load_result(place)
+
+
 @pytest.mark.parametrize("name", ["pools", "requests"])
 def test_text_that_is_no_utf8_is_damage(aimed, name):
     """Parquet holds bytes and says that they are text; Arrow believes it until they are looked at."""
