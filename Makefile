@@ -49,7 +49,7 @@ gate-%: model
 	  || { cat out/gate/$*.log; exit 1; }
 	@tail -1 out/gate/$*.log
 
-fuzz: .venv/installed  ## every parser on changed files, a minute each (20 minutes)
+fuzz: .venv/installed  ## every parser on changed files, a minute each (35 minutes)
 	RUST_BACKTRACE=0 $(BIN)/python -m tests.fuzz 60
 
 soak: .venv/installed  ## thousands of requests under every mechanism: texts, lost blocks, memory (a minute)

@@ -79,6 +79,7 @@ class TableFiles(Mapping[str, pa.Table]):
         for name in TABLES:
             if name not in ("pools", "requests"):
                 self._check_ledger(name, points, ids, slots)
+        self._check_statistics()
 
     def _check_pools(self) -> tuple[int, int]:
         """How many points there are, and slots at most."""
@@ -118,6 +119,13 @@ class TableFiles(Mapping[str, pa.Table]):
                 raise self._damage(f"{name}.parquet speaks of points or requests that are not there")
             if "slot" in columns and not _within(batch["slot"], slots):
                 raise self._damage(f"{name}.parquet has a slot outside the {slots} there are")
+
+    def _check_statistics(self) -> None:
+        """An interval wherever there are several runs."""
+        rows = self["statistics"]
+        for name in ("low", "high"):
+            if not pc.all(pc.equal(pc.is_null(rows[name]), pc.equal(rows["n"], 1)), min_count=0).as_py():
+                raise self._damage(f"statistics.parquet has a {name} of one run, or none of several")
 
     def _damage(self, what: str) -> ResultError:
         return ResultError(f"{self.folder}: damaged file: {what}")

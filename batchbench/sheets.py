@@ -102,7 +102,7 @@ def _more_columns(pools: Sequence[Mapping[str, Any]], statistics: Sequence[Mappi
         more["counters"] = [pool["counters"] for pool in pools]
     for metric, name in (("engine_s", "engine time"), ("wall_s", "wall time")):
         rows = [row for row in statistics if row["metric"] == metric and row["n"] > 1]  # one for each point, or none
-        if rows:
+        if rows and len(rows) == len(pools):
             more[f"{name}, median [low, high]"] = [_show_interval(row) for row in rows]
             break
     return more

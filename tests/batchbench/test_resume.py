@@ -263,6 +263,15 @@ def write(name, data):
     return lambda parts: (parts / name).write_bytes(data)
 
 
+def edit(name, old, new):
+    def change(parts):
+        data = (parts / name).read_bytes()
+        assert data.count(old)
+        (parts / name).write_bytes(data.replace(old, new))
+
+    return change
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -273,6 +282,8 @@ def write(name, data):
         write("point-0/run.json", b"[" * 100_000),
         write("point-0/run.npz", b"PK\x03\x04"),
         write("point-0/run.npz", b""),
+        edit("point-0/run.npz", b"PK\x01\x02-\x03-", b"PK\x01\x02-\x03l"),  # a zip of version 10.8
+        edit("point-0/run.json", b'"free_sum": ', b'"free_sum": "1", "was": '),
         write("point-0/texts.parquet", b"PAR1PAR1"),
         lambda parts: (parts / "point-0/run.npz").unlink(),
         lambda parts: np.savez(parts / "point-0/run.npz", arrived=np.array([1, 2])),

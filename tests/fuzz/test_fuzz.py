@@ -56,6 +56,16 @@ def test_changed_files_are_read_or_refused(aimed, name):
     fuzz(target, place, number=34, examples=25)
 
 
+@pytest.mark.parametrize(
+    "name", ["rules", "status.json", "sweep.json", "repetition.json", "run.npz", "part-run.json", "part-iterations"]
+)
+def test_the_seeds_are_good(aimed, name):
+    target, place = aimed(name)
+    for data in target.seeds:
+        (place / target.name).write_bytes(data)
+        target.read(place)
+
+
 # ---- the watch itself ----------------------------------------------------------------------------
 
 
@@ -110,6 +120,17 @@ def test_damaged_metadata_is_named(known, tmp_path, old, new, message):
         return
     with pytest.raises(CheckpointError, match=rf"model\.gguf: .*{message}"):
         gguf_tokenizer(open_gguf(tmp_path / "model.gguf"))
+
+
+def test_an_interval_that_is_not_there_is_damage(aimed):
+    _, place = aimed("statistics.parquet")
+    path = place / "statistics.parquet"
+    table = pq.read_table(path)
+    at = table.schema.get_field_index("n")
+    twice = pa.array([2] * len(table), table.schema.field(at).type)
+    pq.write_table(table.set_column(at, table.schema.field(at), twice), path)
+    with pytest.raises(ResultError, match=r"statistics\.parquet has a low of one run, or none of several"):
+        load_result(place)
 
 
 @pytest.mark.parametrize("name", ["pools", "requests"])
