@@ -13,7 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from batchbench.errors import UsageError
+from batchbench.errors import ScenarioError, UsageError
+from batchbench.text_files import read_text
+
+_MAX_BYTES = 2**24  # of a file of rules
 
 Bound = Literal["max", "min", "max_increase", "max_decrease", "equal"]
 BOUNDS: tuple[Bound, ...] = ("max", "min", "max_increase", "max_decrease", "equal")
@@ -165,15 +168,15 @@ class _File(_Strict):
 def load_demands(path: Path) -> Demands:
     """A gate's file (TOML); its baseline is relative to it. Raises UsageError."""
     try:
-        file = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        file = _File.model_validate(tomllib.loads(read_text(path, _MAX_BYTES)))
         rules = tuple(rule for entry in file.rules for rule in entry.rules())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise UsageError(f"gate file {path}: {where}: {first['msg']}") from None
-    except OSError as error:
-        raise UsageError(f"gate file {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:  # TOML, UTF-8, a limit
+    except ScenarioError as error:
+        raise UsageError(f"gate file {error}") from None
+    except (ValueError, RecursionError) as error:  # TOML, a limit
         raise UsageError(f"gate file {path}: {error}") from None
     if not (rules or file.exact or file.same_text):
         raise UsageError(f"gate file {path}: demands nothing")

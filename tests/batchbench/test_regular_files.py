@@ -13,6 +13,7 @@ import torch
 from batchbench import load_scenario
 from batchbench.calibration import load_calibration
 from batchbench.errors import BatchbenchError
+from batchbench.gate_rules import load_demands
 from batchbench.length_files import read_columns
 from batchbench.prompts import load_prompts
 from batchbench.regular_files import open_regular
@@ -54,6 +55,7 @@ def of_checkpoint(folder):
         (lambda folder: load_prompts(folder / "x.txt"), "x.txt"),
         (lambda folder: load_prompts(folder / "x.toml"), "x.toml"),
         (lambda folder: load_calibration(folder / "x"), "x"),
+        (lambda folder: load_demands(folder / "x"), "x"),
         (lambda folder: open_trace(folder / "x"), "x"),
         (lambda folder: open_trace(folder / "x", "azure"), "x"),
         (lambda folder: open_trace(folder / "x", "parquet"), "x"),
