@@ -12,7 +12,7 @@ from batchbench.results import Result
 from batchbench.sheets import escaped
 from batchbench.units import show_blocks
 
-_LONGEST = 45  # characters of a choice under a bar
+_LONGEST = 64  # characters of a choice under a bar
 
 
 def rows_against_positions(result: Result, point: int) -> Figure:

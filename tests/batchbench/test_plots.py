@@ -105,10 +105,12 @@ def test_slot_timeline_draws_each_stay(result):
     assert all(label in texts(figure) for label in ("prefill", "decode", "resume", "evicted", "slot", "iteration"))
 
 
-def test_every_bar_of_rows_and_positions_names_its_choices_and_pool():
-    result = load_result("results/swap")
+@pytest.mark.parametrize("name", ["swap", "schedules", "victims"])
+def test_every_bar_of_rows_and_positions_names_its_choices_and_pool(name):
+    result = load_result(f"results/{name}")
     _, rows, positions = rows_against_positions(result, 2).axes
-    names = [f"{row.choices}: {row.pool_blocks}" for row in result.tables["pools"].itertuples()]
+    names = [f"{row.choices}: {row.pool_blocks}" if row.choices else str(row.pool_blocks)
+             for row in result.tables["pools"].itertuples()]  # fmt: skip
     for axes in (rows, positions):
         assert [label.get_text() for label in axes.get_xticklabels()] == names
 
