@@ -163,7 +163,13 @@ PROCESS = st.one_of(
         RATE,
         st.floats(0.001, 1000),
     ),
-    st.builds(lambda rate, on, off: {"process": "on-off", "rate": rate, "on": on, "off": off}, RATE, TIME, TIME),
+    # No sixty arrivals of any of these come near the latest that is allowed, 1e9: here a mean gap is at most 1e6.
+    st.builds(
+        lambda rate, on, off: {"process": "on-off", "rate": rate, "on": on, "off": off},
+        st.floats(0.1, 1e4),
+        st.floats(0.1, 1e4),
+        TIME,
+    ),
     st.builds(
         lambda start, end, over: {"process": "ramp", "start_rate": start, "end_rate": end, "over": over},
         st.floats(0, 1e4),
