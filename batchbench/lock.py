@@ -38,9 +38,9 @@ class FolderLock:
             try:
                 _lock(fd)
             except BlockingIOError:
-                holder = os.pread(fd, _MOST_BYTES, 0).decode(errors="replace")
+                holder = _signature(fd)
                 os.close(fd)
-                raise UsageError(f"output folder {self._folder}: another sweep writes there{_said(holder)}") from None
+                raise _taken(self._folder, holder) from None
             except OSError:
                 os.close(fd)
                 raise
@@ -78,29 +78,41 @@ class FolderLock:
 
 def require_free(folder: Path) -> None:
     """Raise UsageError if somebody holds the folder's lock now: before an hour's preparations, not after them."""
-    if is_held(folder):
-        try:
-            holder = (folder / _FILE).read_text(encoding="utf-8", errors="replace")[:_MOST_BYTES]
-        except OSError:
-            holder = ""
-        raise UsageError(f"output folder {folder}: another sweep writes there{_said(holder)}")
+    if (holder := _holder(folder)) is not None:
+        raise _taken(folder, holder)
 
 
 def is_held(folder: Path) -> bool:
     """Whether a living process holds the folder's lock; True, too, where that cannot be known."""
+    return _holder(folder) is not None
+
+
+def _holder(folder: Path) -> str | None:
+    """What who holds the lock says of itself, which may be nothing; None if nobody does."""
     try:
         fd = os.open(folder / _FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return False
+        return None
     except OSError:
-        return True
+        return ""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _signature(fd)
     except OSError:
-        return True
+        return ""
     finally:
         os.close(fd)
-    return False
+    return None
+
+
+def _signature(fd: int) -> str:
+    return os.pread(fd, _MOST_BYTES, 0).decode(errors="replace")
+
+
+def _taken(folder: Path, holder: str) -> UsageError:
+    said = f" ({holder})" if holder.isprintable() and holder else ""
+    return UsageError(f"output folder {folder}: another sweep writes there{said}")
 
 
 def _lock(fd: int) -> None:
@@ -110,7 +122,3 @@ def _lock(fd: int) -> None:
     except BlockingIOError:
         time.sleep(_ASKING_S)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _said(holder: str) -> str:
-    return f" ({holder})" if holder.isprintable() and holder else ""
