@@ -44,18 +44,19 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Job:
-    """A scenario, ready to run. trace: what its requests are from, if they are from one."""
+    """A scenario, ready to run. engine: as the first point builds it. trace: what its requests are from, or None."""
 
     scenario: Scenario
     requests: tuple[RequestSpec, ...]
     points: tuple[Point, ...]
     make_engine: EngineFactory
+    engine: EngineDescription
     trace: Trace | None
 
     @cached_property
     def about(self) -> dict[str, Any]:
         """What run.json says of it before it runs, as JSON has it; points: of the whole sweep, in order."""
-        engine, declared = describe(self.make_engine, self.points[0]), self.scenario.sweep.declared
+        engine, declared = self.engine, self.scenario.sweep.declared
         varied = {"pool_blocks", "versions", *(name for _, choices in declared for name, _ in choices)}
         calibration = self.scenario.engine.calibration
         about = {
@@ -99,8 +100,9 @@ def prepared(
     make_engine = engine_factory(engine, scenario.engine, audit=audit) if isinstance(engine, str) else engine
     make_schedule = engine_factory("schedule", scenario.engine)
     points = tuple(resolve_points(scenario.sweep, requests, make_engine, make_schedule, pacing_of(scenario)))
-    require_described(describe(make_engine, points[0]), _asked(scenario, points[0]), f"scenario {scenario.name}")
-    return Job(scenario, requests, points, make_engine, trace)
+    about = describe(make_engine, points[0])
+    require_described(about, _asked(scenario, points[0]), f"scenario {scenario.name}")
+    return Job(scenario, requests, points, make_engine, about, trace)
 
 
 def _asked(scenario: Scenario, point: Point) -> dict[str, Any]:
